@@ -1,0 +1,117 @@
+"""How responses are sampled, and by which engine."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from hacrl_core.config.base import StrictConfig
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class BuiltinEngineConfig(StrictConfig):
+    """The engine that needs nothing but torch and transformers."""
+
+    kind: Literal["builtin"] = "builtin"
+    dtype: Dtype = Field("float32", description="Precision of the weights and the KV cache while sampling.")
+    device: str = Field(
+        "auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
+    )
+    compile: bool = Field(
+        False,
+        description="torch.compile the decoding step (needs a C++ compiler on CPU). Costs tens of seconds per model shape "
+        "once; falls back to the plain step when compiling fails.",
+    )
+    fast_path: bool = Field(
+        True,
+        description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's own "
+        "forward; off, or for other models, the transformers cache does the work.",
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """What changes the numbers: compile, device and fast_path give the same ones up to rounding."""
+        return self.model_dump(include={"kind", "dtype"})
+
+
+class VllmEngineConfig(StrictConfig):
+    """vLLM in an environment of its own: a worker that is started, fed and stopped, or a server at a URL."""
+
+    kind: Literal["vllm"] = "vllm"
+    python: str | None = Field(
+        None, description="Python interpreter of the vLLM environment; empty takes the one that `make vllm` built."
+    )
+    url: str | None = Field(
+        None,
+        description="Address of a vLLM server that the user runs; empty starts a worker process instead.",
+        pattern=r"^https?://",
+    )
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that share one copy of the model.")
+    memory_share: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory (CPU build: of main memory for the KV cache) vLLM may take.",
+    )
+    dtype: Dtype | Literal["auto"] = Field("auto", description="Precision while sampling; auto takes the checkpoint's.")
+    max_length: PositiveInt | None = Field(
+        None, description="Longest prompt plus response, in tokens; empty takes the model's context length."
+    )
+    max_sequences: PositiveInt = Field(256, description="Responses in flight at a time.")
+    enforce_eager: bool = Field(
+        False, description="Do not capture CUDA graphs nor compile: starts faster, samples slower."
+    )
+    startup_timeout: float = Field(
+        600.0, gt=0, description="Seconds the worker may take to load before it is given up."
+    )
+    request_timeout: float = Field(
+        3600.0, gt=0, description="Seconds one call may take before the worker is restarted."
+    )
+    max_restarts: int = Field(2, ge=0, description="Restarts of a dead worker within one call before the stage fails.")
+    weight_tolerance: float = Field(
+        1e-2,
+        gt=0,
+        description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it the "
+        "worker is restarted, never sampled from.",
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """What changes the numbers: where and how wide it runs does not, beyond rounding."""
+        return self.model_dump(include={"kind", "dtype"})
+
+
+EngineConfig = Annotated[BuiltinEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
+
+
+class GenerateConfig(StrictConfig):
+    """The generate stage: the distribution sampled from, its limits, and the engine."""
+
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Keep the most likely tokens that together reach this probability."
+    )
+    top_k: int = Field(0, ge=0, description="Keep this many most likely tokens; 0 keeps all.")
+    max_tokens: PositiveInt = Field(description="Longest response, in the agent's own tokens.")
+    max_prompt_tokens: PositiveInt | None = Field(
+        None, description="Longest prompt, in tokens; a longer one is an error. Empty: the context length decides."
+    )
+    stop_strings: tuple[str, ...] = Field(
+        (), description="A response ends where one of these appears; the string itself is not part of the text."
+    )
+    batch_size: PositiveInt = Field(256, description="Responses in flight at a time; does not change what is sampled.")
+    mismatch_warning: float = Field(
+        0.02,
+        gt=0,
+        description="Warn when the mean absolute difference of sampling and scoring log-probs per token exceeds this.",
+    )
+    engine: EngineConfig = Field(default_factory=BuiltinEngineConfig, description="builtin or vllm, with its settings.")
+
+    @model_validator(mode="after")
+    def _stop_strings_are_not_empty(self) -> "GenerateConfig":
+        if any(not text for text in self.stop_strings):
+            raise ValueError("stop_strings: an empty string would end every response at once; remove it")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """The slice that belongs in the stage's key: what changes the numbers, and nothing else."""
+        keys = {"temperature", "top_p", "top_k", "max_tokens", "max_prompt_tokens", "stop_strings"}
+        return {**self.model_dump(mode="json", include=keys), "engine": self.engine.identity()}
