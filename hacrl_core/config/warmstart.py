@@ -1,0 +1,67 @@
+"""A first agent made by supervised training: its architecture, its tokenizer and how long it is taught what."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from hacrl_core.config.arithmetic import Kind
+from hacrl_core.config.base import StrictConfig
+
+Architecture = Literal["llama", "qwen3", "qwen2", "mistral", "olmo2"]
+
+
+class TokenizerConfig(StrictConfig):
+    kind: Literal["characters", "bpe"] = Field(
+        description="characters: a token per byte; bpe: merges learned from the corpus, so that numbers become multi-digit tokens."
+    )
+    vocab_size: PositiveInt = Field(
+        default=512, ge=300, description="Most tokens a trained BPE may have, 256 bytes and the special tokens included."
+    )
+
+
+class ModelConfig(StrictConfig):
+    architecture: Architecture = Field(description="Family of the transformers model.")
+    hidden_size: PositiveInt = Field(description="Width of the residual stream; a multiple of heads.")
+    layers: PositiveInt = Field(description="Number of decoder layers.")
+    heads: PositiveInt = Field(description="Attention heads; a multiple of kv_heads.")
+    kv_heads: PositiveInt = Field(description="Key and value heads.")
+    intermediate_size: PositiveInt = Field(description="Width of the gated MLP.")
+    max_position_embeddings: PositiveInt = Field(default=256, description="Longest sequence, prompt and response together.")
+    tie_word_embeddings: bool = Field(default=False, description="Share the input embedding with the output layer.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % (2 * self.heads):  # rotary embeddings turn pairs of channels
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of twice heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        return self
+
+
+class StopRule(StrictConfig):
+    """Stop early: partial competence is the aim, and steps alone hit it less evenly across seeds."""
+
+    kind: Kind = Field(description="The kind of problem to watch, usually the one rare in the mixture.")
+    accuracy: float = Field(gt=0, le=1, description="Stop when this share of watched problems is solved greedily.")
+    every: PositiveInt = Field(default=10, description="Steps between two looks.")
+    problems: PositiveInt = Field(default=200, description="How many problems a look takes.")
+
+
+class WarmstartConfig(StrictConfig):
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    mixture: dict[Kind, PositiveFloat] = Field(
+        min_length=1, description="Weight of each kind in the training texts, instead of the task's own weights."
+    )
+    corpus_problems: PositiveInt = Field(default=8192, description="Training problems drawn, with repeats, for the corpus.")
+    steps: PositiveInt = Field(description="Most optimizer steps.")
+    stop: StopRule | None = Field(default=None, description="When to stop before that.")
+    batch_size: PositiveInt = Field(default=128, description="Problems per step.")
+    learning_rate: PositiveFloat = Field(default=3e-3, description="AdamW's, after the warm-up.")
+    warmup_steps: int = Field(default=20, ge=0, description="Steps over which the learning rate rises from zero.")
+
+    @model_validator(mode="after")
+    def _stop_in_mixture(self) -> Self:
+        if self.stop is not None and self.stop.kind not in self.mixture:
+            raise ValueError(f"stop.kind {self.stop.kind} is not in the mixture {sorted(self.mixture)}")
+        return self
