@@ -19,13 +19,13 @@ class BuiltinEngineConfig(StrictConfig):
     )
     compile: bool = Field(
         False,
-        description="torch.compile the decoding step (needs a C++ compiler on CPU). Costs tens of seconds per model shape "
-        "once; falls back to the plain step when compiling fails.",
+        description="torch.compile the decoding step (needs a C++ compiler on CPU). Costs tens of seconds per model "
+        "shape once; falls back to the plain step when compiling fails.",
     )
     fast_path: bool = Field(
         True,
-        description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's own "
-        "forward; off, or for other models, the transformers cache does the work.",
+        description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
+        "own forward; off, or for other models, the transformers cache does the work.",
     )
 
     def identity(self) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class VllmEngineConfig(StrictConfig):
     weight_tolerance: float = Field(
         1e-2,
         gt=0,
-        description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it the "
-        "worker is restarted, never sampled from.",
+        description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it "
+        "the worker is restarted, never sampled from.",
     )
 
     def identity(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class GenerateConfig(StrictConfig):
         gt=0,
         description="Warn when the mean absolute difference of sampling and scoring log-probs per token exceeds this.",
     )
-    engine: EngineConfig = Field(default_factory=BuiltinEngineConfig, description="builtin or vllm, with its settings.")
+    engine: EngineConfig = Field(default=BuiltinEngineConfig(), description="builtin or vllm, with its settings.")
 
     @model_validator(mode="after")
     def _stop_strings_are_not_empty(self) -> "GenerateConfig":
