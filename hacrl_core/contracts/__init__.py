@@ -1,0 +1,1 @@
+"""What stages promise each other: table schemas and the manifest. No torch here."""

@@ -1,0 +1,184 @@
+"""The Parquet tables that stages exchange: narrow, keyed by ``rollout_id``, versioned, checked when written and when read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hacrl_core.errors import ContractError
+
+_SCHEMA_KEY = b"hacrl.schema"
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    name: str
+    version: int
+    fields: pa.Schema
+    unique: tuple[str, ...]  # together they name a row
+    equal_lengths: tuple[tuple[str, str], ...] = ()  # pairs of list columns that run in step
+
+    @property
+    def tag(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+def _fields(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
+
+
+_text, _ids, _floats = pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
+_messages = pa.list_(pa.struct([pa.field("role", _text, nullable=False), pa.field("content", _text, nullable=False)]))
+
+PROMPTS = TableSchema(
+    "prompts", 1, _fields(prompt_id=_text, messages=_messages, answer=_text, source=_text, tags=_text), ("prompt_id",)
+)
+ROLLOUTS = TableSchema(
+    "rollouts",
+    1,
+    _fields(
+        rollout_id=_text,
+        iteration=pa.int32(),
+        agent_id=_text,
+        policy_digest=_text,
+        prompt_id=_text,
+        sample_index=pa.int32(),
+        prompt_token_ids=_ids,
+        response_text=_text,
+        response_token_ids=_ids,
+        response_logprobs=_floats,
+        finish_reason=_text,
+        seed=pa.int64(),
+    ),
+    ("rollout_id",),
+    (("response_token_ids", "response_logprobs"),),
+)
+VERDICTS = TableSchema(
+    "verdicts",
+    1,
+    _fields(rollout_id=_text, prompt_id=_text, reward=pa.float64(), verdict=_text, extracted_answer=_text, verifier=_text),
+    ("rollout_id",),
+)
+# How long each verdict took is measured, not computed: a table of its own, outside the content digest.
+TIMINGS = TableSchema("timings", 1, _fields(rollout_id=_text, milliseconds=pa.float32()), ("rollout_id",))
+CAPABILITY = TableSchema(
+    "capability",
+    1,
+    _fields(agent_id=_text, iteration=pa.int32(), mean_reward=pa.float64(), capability=pa.float64()),
+    ("agent_id", "iteration"),
+)
+CREDIT = TableSchema(
+    "credit",
+    1,
+    _fields(
+        rollout_id=_text,
+        sampler=_text,
+        prompt_id=_text,
+        is_own=pa.bool_(),
+        reward=pa.float64(),
+        omega=pa.float64(),
+        baseline=pa.float64(),
+        advantage=pa.float64(),
+    ),
+    ("rollout_id",),
+)
+SCORES = TableSchema(
+    "scores",
+    1,
+    _fields(
+        rollout_id=_text,
+        sampler=_text,
+        is_own=pa.bool_(),
+        prompt_id=_text,
+        prompt_token_ids=_ids,
+        token_ids=_ids,
+        mean_logprob=pa.float64(),
+        logprobs=_floats,
+        truncated=pa.bool_(),
+    ),
+    ("rollout_id",),
+    (("token_ids", "logprobs"),),
+)
+EVALUATION = TableSchema(
+    "evaluation",
+    1,
+    _fields(
+        problem_id=_text,
+        sample_index=pa.int32(),
+        response_text=_text,
+        verdict=_text,
+        reward=pa.float64(),
+        extracted_answer=_text,
+        answer=_text,
+        tokens=pa.int32(),
+        truncated=pa.bool_(),
+        tags=_text,
+    ),
+    ("problem_id", "sample_index"),
+)
+SCHEMAS = {s.name: s for s in (PROMPTS, ROLLOUTS, VERDICTS, TIMINGS, CAPABILITY, CREDIT, SCORES, EVALUATION)}
+
+
+def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[Any]]) -> int:
+    """Check and write one table; return its number of rows. Nothing is written when a check fails."""
+    if set(columns) != set(schema.fields.names):
+        odd = sorted(set(columns) ^ set(schema.fields.names))
+        raise ContractError(f"{schema.tag} {path.name}: columns {odd} are missing or unknown; give exactly {schema.fields.names}")
+    arrays = [pa.array(columns[f.name], type=f.type) for f in schema.fields]
+    table = pa.Table.from_arrays(arrays, schema=schema.fields.with_metadata({_SCHEMA_KEY: schema.tag.encode()}))
+    _check(table, schema, path)
+    splits = [f.name for f in schema.fields if f.type == _floats or f.type == pa.float64()]
+    dictionaries = [f.name for f in schema.fields if f.name.endswith("_id") or f.name in ("sampler", "verdict", "verifier")]
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=dictionaries,
+        column_encoding={_leaf(schema, name): "BYTE_STREAM_SPLIT" for name in splits},
+    )
+    return int(table.num_rows)
+
+
+def read_table(path: Path, schema: TableSchema) -> pa.Table:
+    """Read one table, refusing another schema or version."""
+    try:
+        table = pq.read_table(path, memory_map=False)
+    except (OSError, pa.ArrowInvalid) as problem:
+        raise ContractError(f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again") from problem
+    tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
+    if tag != schema.tag:
+        raise ContractError(
+            f"{path}: schema is {tag}, this version reads {schema.tag}; upgrade hacrl, or delete the folder and run again"
+        )
+    return table
+
+
+def _leaf(schema: TableSchema, name: str) -> str:
+    return f"{name}.list.element" if pa.types.is_list(schema.fields.field(name).type) else name
+
+
+def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
+    for field in schema.fields:
+        column = table.column(field.name)
+        if column.null_count:
+            raise ContractError(f"{schema.tag} {path.name}: {column.null_count} nulls in {field.name}; every row needs a value")
+        values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
+        if pa.types.is_floating(values.type):
+            bad = len(values) - (pc.sum(pc.is_finite(values)).as_py() or 0)
+            if bad:
+                raise ContractError(f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite; nothing was written")
+    distinct = table.select(schema.unique).group_by(list(schema.unique)).aggregate([]).num_rows
+    if distinct != table.num_rows:
+        raise ContractError(
+            f"{schema.tag} {path.name}: {table.num_rows - distinct} rows repeat {'+'.join(schema.unique)}; each may appear once"
+        )
+    for left, right in schema.equal_lengths:
+        unequal = pc.not_equal(pc.list_value_length(table.column(left)), pc.list_value_length(table.column(right)))
+        bad = pc.sum(unequal).as_py() or 0
+        if bad:
+            raise ContractError(f"{schema.tag} {path.name}: {bad} rows have len({left}) != len({right}); nothing was written")

@@ -1,0 +1,116 @@
+"""Runs a stage call: key ▶ look up ▶ lock ▶ run in a staging folder ▶ validate ▶ manifest last ▶ rename."""
+
+import errno
+import math
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.contracts.manifest import Identity, Provenance
+from hacrl_core.errors import StageError
+from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a stage call."""
+
+    ref: ArtifactRef
+    cached: bool
+    seconds: float  # of running it now; 0 when cached
+    metrics: Metrics
+
+
+def lookup(store: Store, call: StageCall) -> Outcome | None:
+    """The call's artifact where it exists already."""
+    identity = find_stage(call.stage).identity(call)
+    ref = store.lookup(identity)
+    return None if ref is None else Outcome(ref, True, 0.0, store.manifest(ref.stage, ref.key).metrics)
+
+
+def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable[[str], None] | None = None) -> Outcome:
+    """Return the call's artifact, computing it if nobody has. Only one process computes a key at a time."""
+    stage = find_stage(call.stage)
+    identity = stage.identity(call)
+    if found := lookup(store, call):
+        return found
+    with store.lock(identity.key, on_wait):
+        if found := lookup(store, call):  # somebody finished it while we waited
+            return found
+        return _compute(store, call, identity, context)
+
+
+def _compute(store: Store, call: StageCall, identity: Identity, context: Context) -> Outcome:
+    stage = find_stage(call.stage)
+    config = stage.config.model_validate(call.config)
+    partial = store.root / "partial" / identity.key
+    staged = store.stage_folder(identity.key)
+    out = OutFolder(staged)
+    started, clock = time.time(), time.perf_counter()
+    try:
+        paths = {role: ref.path for role, ref in call.inputs.items()}
+        result = stage.run(paths, config, call.seed, out, replace(context, partial=partial))
+        _check_metrics(call, result.metrics)
+        seconds = time.perf_counter() - clock
+        provenance = Provenance(
+            started=started,
+            finished=time.time(),
+            seconds=seconds,
+            commit=_commit(),
+            packages=_packages(),
+            hardware=_hardware(),
+            process=f"{os.getpid()}",
+        )
+        ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
+    except OSError as problem:
+        shutil.rmtree(staged, ignore_errors=True)
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StageError(
+                f"{call.label}: the disk of {store.root} is full; free some space (`hacrl store gc`) and run the same command again"
+            ) from problem
+        raise
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    shutil.rmtree(partial, ignore_errors=True)
+    return Outcome(ref, False, time.perf_counter() - clock, result.metrics)
+
+
+def _check_metrics(call: StageCall, metrics: Metrics) -> None:
+    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+    if bad:
+        raise StageError(f"{call.label}: metrics {bad} are not finite; nothing was published")
+
+
+@cache
+def _commit() -> str:
+    try:
+        root = Path(__file__).resolve().parent.parent
+        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        return done.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+@cache
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in ("hacrl", "torch", "transformers", "pyarrow", "math-verify", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _hardware() -> dict[str, str]:
+    return {"machine": platform.machine(), "python": platform.python_version(), "cores": str(os.cpu_count())}
