@@ -13,17 +13,17 @@ class BuiltinEngineConfig(StrictConfig):
     """The engine that needs nothing but torch and transformers."""
 
     kind: Literal["builtin"] = "builtin"
-    dtype: Dtype = Field("float32", description="Precision of the weights and the KV cache while sampling.")
+    dtype: Dtype = Field(default="float32", description="Precision of the weights and the KV cache while sampling.")
     device: str = Field(
-        "auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
+        default="auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
     )
     compile: bool = Field(
-        False,
+        default=False,
         description="torch.compile the decoding step (needs a C++ compiler on CPU). Costs tens of seconds per model "
         "shape once; falls back to the plain step when compiling fails.",
     )
     fast_path: bool = Field(
-        True,
+        default=True,
         description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
         "own forward; off, or for other models, the transformers cache does the work.",
     )
@@ -38,37 +38,42 @@ class VllmEngineConfig(StrictConfig):
 
     kind: Literal["vllm"] = "vllm"
     python: str | None = Field(
-        None, description="Python interpreter of the vLLM environment; empty takes the one that `make vllm` built."
+        default=None,
+        description="Python interpreter of the vLLM environment; empty takes the one that `make vllm` built.",
     )
     url: str | None = Field(
-        None,
+        default=None,
         description="Address of a vLLM server that the user runs; empty starts a worker process instead.",
         pattern=r"^https?://",
     )
-    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that share one copy of the model.")
+    tensor_parallel_size: PositiveInt = Field(default=1, description="GPUs that share one copy of the model.")
     memory_share: float = Field(
-        0.85,
+        default=0.85,
         gt=0,
         le=1,
         description="Share of the GPU's memory (CPU build: of main memory for the KV cache) vLLM may take.",
     )
-    dtype: Dtype | Literal["auto"] = Field("auto", description="Precision while sampling; auto takes the checkpoint's.")
-    max_length: PositiveInt | None = Field(
-        None, description="Longest prompt plus response, in tokens; empty takes the model's context length."
+    dtype: Dtype | Literal["auto"] = Field(
+        default="auto", description="Precision while sampling; auto takes the checkpoint's."
     )
-    max_sequences: PositiveInt = Field(256, description="Responses in flight at a time.")
+    max_length: PositiveInt | None = Field(
+        default=None, description="Longest prompt plus response, in tokens; empty takes the model's context length."
+    )
+    max_sequences: PositiveInt = Field(default=256, description="Responses in flight at a time.")
     enforce_eager: bool = Field(
-        False, description="Do not capture CUDA graphs nor compile: starts faster, samples slower."
+        default=False, description="Do not capture CUDA graphs nor compile: starts faster, samples slower."
     )
     startup_timeout: float = Field(
-        600.0, gt=0, description="Seconds the worker may take to load before it is given up."
+        default=600.0, gt=0, description="Seconds the worker may take to load before it is given up."
     )
     request_timeout: float = Field(
-        3600.0, gt=0, description="Seconds one call may take before the worker is restarted."
+        default=3600.0, gt=0, description="Seconds one call may take before the worker is restarted."
     )
-    max_restarts: int = Field(2, ge=0, description="Restarts of a dead worker within one call before the stage fails.")
+    max_restarts: int = Field(
+        default=2, ge=0, description="Restarts of a dead worker within one call before the stage fails."
+    )
     weight_tolerance: float = Field(
-        1e-2,
+        default=1e-2,
         gt=0,
         description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it "
         "the worker is restarted, never sampled from.",
@@ -85,21 +90,24 @@ EngineConfig = Annotated[BuiltinEngineConfig | VllmEngineConfig, Field(discrimin
 class GenerateConfig(StrictConfig):
     """The generate stage: the distribution sampled from, its limits, and the engine."""
 
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="Keep the most likely tokens that together reach this probability."
+        default=1.0, gt=0, le=1, description="Keep the most likely tokens that together reach this probability."
     )
-    top_k: int = Field(0, ge=0, description="Keep this many most likely tokens; 0 keeps all.")
+    top_k: int = Field(default=0, ge=0, description="Keep this many most likely tokens; 0 keeps all.")
     max_tokens: PositiveInt = Field(description="Longest response, in the agent's own tokens.")
     max_prompt_tokens: PositiveInt | None = Field(
-        None, description="Longest prompt, in tokens; a longer one is an error. Empty: the context length decides."
+        default=None,
+        description="Longest prompt, in tokens; a longer one is an error. Empty: the context length decides.",
     )
     stop_strings: tuple[str, ...] = Field(
-        (), description="A response ends where one of these appears; the string itself is not part of the text."
+        default=(), description="A response ends where one of these appears; the string itself is not part of the text."
     )
-    batch_size: PositiveInt = Field(256, description="Responses in flight at a time; does not change what is sampled.")
+    batch_size: PositiveInt = Field(
+        default=256, description="Responses in flight at a time; does not change what is sampled."
+    )
     mismatch_warning: float = Field(
-        0.02,
+        default=0.02,
         gt=0,
         description="Warn when the mean absolute difference of sampling and scoring log-probs per token exceeds this.",
     )
