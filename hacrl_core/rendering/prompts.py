@@ -16,7 +16,7 @@ _PLACEHOLDERS = re.compile("\U000ffffe([0-9]+)\U000ffffe")
 
 def render_prompt(
     tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     chat_template: str | None = None,
     *,
     add_bos: bool | None = None,
@@ -47,7 +47,7 @@ def render_prompt(
 
 
 def _hide_specials(
-    messages: Sequence[Mapping[str, str]], special_texts: list[str]
+    messages: Sequence[Mapping[str, Any]], special_texts: list[str]
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Messages with placeholders for special-token text, and the texts that the placeholders stand for."""
     hidden: list[str] = []
