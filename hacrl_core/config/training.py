@@ -1,0 +1,70 @@
+"""Settings of the stages that run the learner's weights: score and update."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hacrl_core.config.base import StrictConfig
+
+Autocast = Literal["none", "bf16"]
+
+
+class ScoreConfig(StrictConfig):
+    """How responses are scored. Numbers that matter (temperature, autocast) must equal those of the update."""
+
+    token_budget: PositiveInt = Field(
+        8192, description="Padded tokens per forward pass; memory, not results, depends on it."
+    )
+    temperature: PositiveFloat = Field(1.0, description="Logits are divided by it before the softmax.")
+    autocast: Autocast = Field(
+        "none", description="bf16: the body of the model runs in bfloat16 (CUDA), the head in float32."
+    )
+    max_logits_mb: PositiveInt = Field(
+        256, description="Largest logits held for one response before it is split by tokens."
+    )
+
+
+class LoraConfig(StrictConfig):
+    """Low-rank adapters through peft instead of full fine-tuning."""
+
+    rank: PositiveInt = Field(description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(description="The adapter's output is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
+        "all-linear", description="Names of the linear layers that get an adapter; never the output head."
+    )
+
+
+class UpdateConfig(StrictConfig):
+    """How the learner is updated. The trainer knows nothing of the algorithm; its loss is an argument."""
+
+    learning_rate: PositiveFloat = Field(description="Peak learning rate of AdamW.")
+    minibatch_prompts: PositiveInt = Field(64, description="Prompts per optimizer step.")
+    epochs: PositiveInt = Field(1, description="Passes over the iteration's responses.")
+    minibatch_order: Literal["own_first", "mixed"] = Field(
+        "own_first",
+        description="own_first: the learner's own responses, then the foreign ones (paper); mixed: both in each minibatch.",
+    )
+    token_budget: PositiveInt = Field(
+        8192, description="Padded tokens per microbatch; memory, not results, depends on it."
+    )
+    temperature: PositiveFloat = Field(1.0, description="Logits are divided by it before the softmax; as in score.")
+    gradient_norm: PositiveFloat = Field(1.0, description="The gradient of a minibatch is clipped to this norm.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay rates of AdamW's two moments.")
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator of AdamW.")
+    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled weight decay of AdamW.")
+    warmup_updates: NonNegativeInt = Field(
+        0, description="Updates over which the learning rate rises linearly, counted over the campaign."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute each layer in the backward pass: less memory, a third more time."
+    )
+    autocast: Autocast = Field(
+        "none", description="bf16: the body of the model runs in bfloat16 (CUDA); weights and head stay float32."
+    )
+    max_logits_mb: PositiveInt = Field(
+        256, description="Largest logits held for one response before it is split by tokens."
+    )
+    entropy: bool = Field(
+        False, description="Also report the mean entropy of the learner's distribution along each response."
+    )
+    lora: LoraConfig | None = Field(None, description="Train adapters only; none trains every weight.")

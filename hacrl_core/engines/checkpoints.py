@@ -1,0 +1,59 @@
+"""Weights, tokenizer and optimizer on disk: safetensors and JSON, never pickle, the same bytes for the same numbers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hacrl_core.engines.agents import Agent
+from hacrl_core.errors import EngineError
+
+_TENSORS, _COUNTS, _FORMAT = "optimizer.safetensors", "optimizer.json", "hacrl-adamw/1"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_model(agent: Agent, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Weights (``state`` instead of the model's own where given), configs and tokenizer, as ``load_agent`` wants them."""
+    agent.model.save_pretrained(folder, state_dict=state)
+    agent.tokenizer.save_pretrained(folder)
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str], updates: int) -> None:
+    tensors = {}
+    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
+        state = optimizer.state.get(parameter, {})
+        for moment in _MOMENTS:
+            tensors[f"{moment}/{name}"] = state[moment].contiguous() if state else torch.zeros_like(parameter)
+    save_file(tensors, folder / _TENSORS)
+    (folder / _COUNTS).write_text(json.dumps({"format": _FORMAT, "updates": updates}, sort_keys=True) + "\n")
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str]) -> int:
+    """Put the moments back; return the number of updates they have seen."""
+    try:
+        counts = json.loads((folder / _COUNTS).read_text())
+        tensors = load_file(folder / _TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EngineError(
+            f"optimizer state {folder}: cannot be read ({error}); start without it or restore the folder"
+        ) from error
+    if counts.get("format") != _FORMAT:
+        raise EngineError(
+            f"optimizer state {folder}: format {counts.get('format')!r} is not {_FORMAT!r}; start without it"
+        )
+    updates = int(counts["updates"])
+    parameters = optimizer.param_groups[0]["params"]
+    if set(tensors) != {f"{moment}/{name}" for moment in _MOMENTS for name in names}:
+        raise EngineError(
+            f"optimizer state {folder}: belongs to other parameters (changed model or LoRA settings); start without it"
+        )
+    for name, parameter in zip(names, parameters, strict=True):
+        moments = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS}
+        if any(moment.shape != parameter.shape for moment in moments.values()):
+            raise EngineError(f"optimizer state {folder}: {name} has another shape than in the model; start without it")
+        optimizer.state[parameter] = {"step": torch.tensor(float(updates), device=parameter.device), **moments}
+    return updates

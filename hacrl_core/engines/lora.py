@@ -1,0 +1,82 @@
+"""LoRA through peft (imported only when asked for): attach, and save both the adapter and the merged weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hacrl_core.config.training import LoraConfig
+from hacrl_core.errors import EngineError
+
+_ADAPTER = "adapter"
+_FILE = "adapter_model.safetensors"
+
+
+def attach(model: PreTrainedModel, config: LoraConfig, resume: Path | None, seed: int) -> Any:
+    """Inject adapters into ``model`` and freeze the rest; returns peft's wrapper.
+
+    A checkpoint to resume from holds merged weights, so that it runs alone: its adapter is loaded and subtracted from them, which leaves
+    the base it was trained on, up to rounding.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise EngineError("LoRA: peft is not installed; install the extra hacrl[lora] or remove update.lora") from error
+    targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        wrapped = peft.get_peft_model(model, settings)
+    if type(model.get_output_embeddings()) is not torch.nn.Linear:
+        raise EngineError(
+            "LoRA: an adapter on the output head is not supported; take the head out of update.lora.target_modules"
+        )
+    if resume is not None:
+        _unmerge(wrapped, resume / _ADAPTER / _FILE)
+    wrapped.eval()
+    return wrapped
+
+
+def _layers(model: PreTrainedModel) -> dict[str, Any]:
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def _unmerge(wrapped: Any, file: Path) -> None:
+    from peft import set_peft_model_state_dict
+
+    if not file.is_file():
+        raise EngineError(
+            f"adapter {file}: not found; the checkpoint was trained without LoRA, start without its optimizer state"
+        )
+    set_peft_model_state_dict(wrapped, load_file(file))
+    with torch.no_grad():
+        for layer in _layers(wrapped.get_base_model()).values():
+            layer.get_base_layer().weight.sub_(layer.get_delta_weight("default"))
+
+
+def save(wrapped: Any, model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """Write the adapter into ``folder/adapter``; return the merged weights under the plain model's names."""
+    from peft import get_peft_model_state_dict
+
+    target = folder / _ADAPTER
+    target.mkdir(parents=True, exist_ok=True)
+    adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(wrapped).items()}
+    save_file(adapter, target / _FILE, metadata={"format": "pt"})
+    wrapped.peft_config["default"].save_pretrained(target)
+    plain = {name.replace(".base_layer.", "."): t for name, t in model.state_dict().items() if ".lora_" not in name}
+    with torch.no_grad():
+        for name, layer in _layers(model).items():
+            plain[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight("default")
+    return plain

@@ -1,0 +1,139 @@
+"""Token sequences for scoring and training: checking, sorting into microbatches, padding, and leaving out wasted work."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from hacrl_core.errors import EngineError
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One response in the learner's tokens, after its prompt."""
+
+    prompt_token_ids: tuple[int, ...]
+    response_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Rows padded on the right to the longest. ``rows_B`` are their places in the minibatch."""
+
+    rows_B: Ints
+    input_ids_BT: Ints  # without each row's last token, which predicts nothing
+    positions_R: Ints  # flat places in [B*T] that predict a response token, row after row
+    targets_R: Ints  # the response tokens they predict
+    lengths: tuple[int, ...]  # response tokens per row
+    tokens: int  # of input_ids_BT, padding left out
+
+
+def check_sequences(sequences: Sequence[TrainSequence], *, vocabulary: int, context_length: int) -> None:
+    """Refuse what would give an undefined or silently wrong log-probability."""
+    for row, sequence in enumerate(sequences):
+        prompt, response = sequence.prompt_token_ids, sequence.response_token_ids
+        if not prompt or not response:
+            part = "response" if prompt else "prompt"
+            raise EngineError(f"sequence {row}: the {part} has no tokens; leave the row out before scoring or training")
+        if len(prompt) + len(response) > context_length:
+            raise EngineError(
+                f"sequence {row}: {len(prompt)} + {len(response)} tokens exceed the model's {context_length} positions; "
+                "lower max_tokens"
+            )
+        if max(max(prompt), max(response)) >= vocabulary or min(min(prompt), min(response)) < 0:
+            raise EngineError(
+                f"sequence {row}: a token id is outside 0..{vocabulary - 1}; tokenise with the learner's tokenizer"
+            )
+
+
+def microbatches(sequences: Sequence[TrainSequence], token_budget: int, pad_token_id: int) -> list[Microbatch]:
+    """Rows sorted by length, longest first (so that memory peaks at once), cut where padding would exceed the budget.
+
+    A row longer than the budget makes a microbatch of its own.
+    """
+    lengths = np.array([len(s.prompt_token_ids) + len(s.response_token_ids) - 1 for s in sequences], dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        size = max(1, token_budget // int(lengths[order[start]]))
+        batches.append(_pad(sequences, order[start : start + size], lengths, pad_token_id))
+        start += size
+    return batches
+
+
+def _pad(sequences: Sequence[TrainSequence], rows_B: Ints, lengths: Ints, pad_token_id: int) -> Microbatch:
+    chosen = [sequences[row] for row in rows_B]
+    used_B = lengths[rows_B]
+    width = int(used_B[0])
+    columns_T = np.arange(width)
+    input_ids_BT = np.full((len(chosen), width), pad_token_id, dtype=np.int64)
+    inputs = chain.from_iterable(chain(s.prompt_token_ids, s.response_token_ids[:-1]) for s in chosen)
+    input_ids_BT[columns_T < used_B[:, None]] = np.fromiter(inputs, np.int64, int(used_B.sum()))
+    prompt_B = np.array([len(s.prompt_token_ids) for s in chosen], dtype=np.int64)
+    predicts_BT = (columns_T >= prompt_B[:, None] - 1) & (columns_T < used_B[:, None])
+    positions_R = np.flatnonzero(predicts_BT)
+    targets = chain.from_iterable(s.response_token_ids for s in chosen)
+    targets_R = np.fromiter(targets, np.int64, len(positions_R))
+    return Microbatch(
+        rows_B,
+        input_ids_BT,
+        positions_R,
+        targets_R,
+        tuple(len(s.response_token_ids) for s in chosen),
+        int(used_B.sum()),
+    )
+
+
+def padding_share(batches: Sequence[Microbatch]) -> float:
+    """Share of the forward pass spent on padding."""
+    padded = sum(batch.input_ids_BT.size for batch in batches)
+    return 1.0 - sum(batch.tokens for batch in batches) / max(1, padded)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Which rows of a minibatch pass through the model, and for how many responses each of them counts."""
+
+    rows_K: Ints  # kept rows, ascending
+    weights_K: npt.NDArray[np.float64]  # responses merged into the row, itself included
+    representative_B: Ints  # for every row of the minibatch, its place in rows_K; -1 where it was dropped
+    saved_share: float  # share of the minibatch's tokens that need no forward and no backward
+
+
+def merge_identical(keys: Sequence[Hashable]) -> tuple[Ints, Ints]:
+    """First row of each distinct key, and for every row the place of its first row among them."""
+    places: dict[Hashable, int] = {}
+    place_B = np.array([places.setdefault(key, len(places)) for key in keys], dtype=np.int64)
+    first_K = np.unique(place_B, return_index=True)[1].astype(np.int64)
+    return first_K, place_B
+
+
+def plan_rows(
+    keys: Sequence[Hashable],
+    advantage_B: npt.ArrayLike,
+    kl_coefficient_B: npt.ArrayLike,
+    tokens_B: npt.ArrayLike,
+) -> RowPlan:
+    """Drop rows whose gradient is zero for certain, and pass identical rows once, weighted by their count.
+
+    A row's gradient is zero for certain when its advantage is exactly zero (a group without signal) and it bears no KL
+    term: whatever its ratio, the loss is 0·ratio. ``keys`` must hold all that the loss of a row depends on: its
+    token ids, its sampler, advantage and the log-probs in the denominator. The loss must still be divided by the weight of
+    the whole minibatch. A minibatch that keeps no row still makes its optimizer step (see ``Trainer.step``).
+    """
+    informative_B = (np.asarray(advantage_B) != 0) | (np.asarray(kl_coefficient_B) != 0)
+    first_K, place_B = merge_identical(keys)
+    counts_K = np.bincount(place_B, weights=informative_B, minlength=len(first_K))
+    kept = informative_B[first_K]
+    if not np.array_equal(informative_B, kept[place_B]):
+        raise EngineError("plan_rows: rows with equal keys differ in advantage or KL; put both into the key")
+    rows_K = first_K[kept]
+    new_place = np.where(kept, np.cumsum(kept) - 1, -1)
+    tokens_B = np.asarray(tokens_B)
+    saved = 1.0 - float(tokens_B[rows_K].sum()) / max(1, int(tokens_B.sum()))
+    return RowPlan(rows_K, counts_K[kept], new_place[place_B], saved)
