@@ -1,0 +1,157 @@
+"""Diagnostics: the numbers that say whether sharing works, as metrics ready for a manifest. docs/algorithm.md explains each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hacrl_core.algorithm.capability import OMEGA_MAX, gradient_omega
+from hacrl_core.algorithm.checks import as_floats
+from hacrl_core.algorithm.clipping import Terms
+from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.errors import AlgorithmError
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """Per-row numbers of one or more updates, detached. Shares (below, above) are over tokens where ratios are per token."""
+
+    is_own: Tensor
+    count: Tensor  # how many identical responses the row stands for
+    ratio: Tensor
+    ratio_min: Tensor
+    ratio_max: Tensor
+    below: Tensor
+    above: Tensor
+    weight: Tensor
+    kl: Tensor  # NaN where there is no reference
+
+    @classmethod
+    def of(cls, terms: Terms, ratio: Tensor, *, is_own: Tensor, count: Tensor, kl: Tensor | None = None) -> Self:
+        """From sequence-level terms."""
+        below, above = terms.below.to(ratio.dtype), terms.above.to(ratio.dtype)
+        no_kl = torch.full_like(ratio, torch.nan)
+        return cls(is_own, count, ratio, ratio, ratio, below, above, terms.weight.detach(), no_kl if kl is None else kl)
+
+    def as_dict(self) -> dict[str, Tensor]:
+        return dict(vars(self))
+
+
+def summarise(
+    rows: Sequence[RowStats | Mapping[str, Tensor]],
+    *,
+    config: HacpoConfig,
+    omega_max: float = OMEGA_MAX,
+    prefix: str = "update/",
+) -> dict[str, float]:
+    """One learner's metrics of an iteration, from the row statistics of all its updates; rows weigh by their count.
+
+    ``omega_max`` is the largest ω(sampler, learner) in use, for the bound on a foreign weight. A metric without data is left
+    out rather than NaN: a run without foreign responses has no foreign ratio.
+    """
+    if not rows:
+        return {}
+    tables = [row.as_dict() if isinstance(row, RowStats) else row for row in rows]
+    column = {
+        key: np.concatenate([np.asarray(table[key].detach().cpu(), dtype=np.float64) for table in tables])
+        for key in RowStats.__dataclass_fields__
+    }
+    own = column.pop("is_own") > 0
+    metrics = {
+        **_ratio_metrics("own", {key: values[own] for key, values in column.items()}),
+        **_ratio_metrics("foreign", {key: values[~own] for key, values in column.items()}),
+    }
+    if not own.all():
+        weight, count = column["weight"][~own], column["count"][~own]
+        metrics["foreign_inside_fraction"] = 1.0 - metrics["foreign_clip_fraction"]
+        metrics["foreign_ess"] = effective_sample_size(weight, count)
+        metrics["foreign_ess_fraction"] = metrics["foreign_ess"] / float(count.sum())
+        metrics["foreign_weight_max"] = float(weight.max())
+        metrics["foreign_weight_bound"] = config.foreign_weight_bound(omega_max)
+    measured = own & ~np.isnan(column["kl"])
+    if measured.any():
+        metrics["kl_to_start"] = float(np.average(column["kl"][measured], weights=column["count"][measured]))
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def _ratio_metrics(side: str, column: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+    count = column["count"]
+    if not count.sum() > 0:
+        return {}
+    below, above = (float(np.average(column[key], weights=count)) for key in ("below", "above"))
+    return {
+        f"{side}_ratio_mean": float(np.average(column["ratio"], weights=count)),
+        f"{side}_ratio_min": float(column["ratio_min"].min()),
+        f"{side}_ratio_max": float(column["ratio_max"].max()),
+        f"{side}_clip_fraction": below + above,
+        f"{side}_clip_low_fraction": below,
+        f"{side}_clip_high_fraction": above,
+    }
+
+
+def effective_sample_size(weight_B: npt.ArrayLike, count_B: npt.ArrayLike | None = None) -> float:
+    """(Σw)² / Σw²: how many equally weighted responses the weighted ones are worth; 0 when every weight is 0."""
+    weight = as_floats("weights", weight_B, axes="B")
+    count = np.ones_like(weight) if count_B is None else as_floats("counts", count_B, axes="B")
+    if (weight < 0).any():
+        raise AlgorithmError(f"weights: {weight.min()} is negative; pass weights without the advantage's sign")
+    largest = weight.max(initial=0.0)
+    if largest == 0:
+        return 0.0
+    scaled = weight / largest  # squares of unclipped weights overflow otherwise
+    return float((count * scaled).sum() ** 2 / (count * scaled**2).sum())
+
+
+def share_without_signal(advantages_PNG: npt.ArrayLike) -> float:
+    """Share of prompts that teach this learner nothing because all rewards are equal."""
+    advantages = as_floats("advantages", advantages_PNG, axes="PNG")
+    return float((advantages == 0).all(axis=(1, 2)).mean())
+
+
+def credit_metrics(
+    advantages_PNG: npt.ArrayLike,
+    baseline_P: npt.ArrayLike,
+    capability_N: npt.ArrayLike,
+    agents: Sequence[str],
+    *,
+    learner: int,
+    prefix: str = "credit/",
+) -> dict[str, float]:
+    """One learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler."""
+    omega = gradient_omega(capability_N, learner=learner)
+    metrics = {
+        "share_without_signal": share_without_signal(advantages_PNG),
+        "baseline_mean": float(np.mean(np.asarray(baseline_P, dtype=np.float64))),
+        "capability": float(np.asarray(capability_N, dtype=np.float64)[learner]),
+    }
+    metrics |= {f"omega/{name}": float(omega[i]) for i, name in enumerate(agents) if i != learner}
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def gradient_cosine(own: Tensor | Mapping[str, Tensor], foreign: Tensor | Mapping[str, Tensor]) -> float | None:
+    """Cosine between own and foreign gradient, as vectors or as dicts by parameter name; None if either is zero.
+
+    The paper proves it positive under an assumption; this measures it. Accumulates in float64, one parameter at a time.
+    """
+    own_parts = {"": own} if isinstance(own, Tensor) else own
+    foreign_parts = {"": foreign} if isinstance(foreign, Tensor) else foreign
+    if own_parts.keys() != foreign_parts.keys():
+        different = sorted(own_parts.keys() ^ foreign_parts.keys())
+        raise AlgorithmError(
+            f"gradients: parameters {different[:3]} are in one of the two only; collect both from the same model"
+        )
+    dot = own_square = foreign_square = 0.0
+    for name, own_part in own_parts.items():
+        a, b = own_part.detach().double().flatten(), foreign_parts[name].detach().double().flatten()
+        if a.shape != b.shape:
+            raise AlgorithmError(f"gradients: parameter {name!r} has {a.numel()} and {b.numel()} elements")
+        dot += float(a @ b)
+        own_square += float(a @ a)
+        foreign_square += float(b @ b)
+    if own_square == 0 or foreign_square == 0:
+        return None
+    return float(np.clip(dot / np.sqrt(own_square * foreign_square), -1.0, 1.0))

@@ -1,0 +1,232 @@
+"""The objective the trainer is given: rows of a minibatch in, their share of the loss out. The trainer knows no algorithm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hacrl_core.algorithm.checks import name_rollouts
+from hacrl_core.algorithm.clipping import Terms, require_calibrated
+from hacrl_core.algorithm.diagnostics import RowStats
+from hacrl_core.algorithm.loss import require_finite, surrogate
+from hacrl_core.algorithm.ratio import k3, sequence_mean
+from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.errors import AlgorithmError
+
+Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+TokenLists = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class ObjectiveRows:
+    """A minibatch without its tokens. ``old_logprobs`` are the learner's own at the start of the iteration, from the score stage."""
+
+    sampler_mean_logprob_B: Tensor
+    advantage_B: Tensor
+    is_own_B: Tensor
+    omega_B: Tensor  # ω(sampler, learner)
+    weight_B: Tensor  # how many identical responses the row stands for
+    total_weight: float  # of the whole minibatch, skipped rows included
+    old_logprobs: TokenLists | None = None
+    reference_logprobs: TokenLists | None = None  # of the starting policy, for KL; None for foreign rows
+    rollout_ids: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        size = len(self.sampler_mean_logprob_B)
+        for name in (
+            "advantage_B",
+            "is_own_B",
+            "omega_B",
+            "weight_B",
+            "old_logprobs",
+            "reference_logprobs",
+            "rollout_ids",
+        ):
+            value = getattr(self, name)
+            if value is not None and len(value) != size:
+                raise AlgorithmError(f"objective: {name} has {len(value)} rows, sampler_mean_logprob_B has {size}")
+        summed = float(self.weight_B.sum())
+        if not self.total_weight >= summed * (1 - 1e-6) or not self.total_weight > 0:
+            raise AlgorithmError(
+                f"objective: total_weight {self.total_weight} is below the rows' {summed}; "
+                "it counts every response of the minibatch, skipped ones included"
+            )
+
+
+def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfig) -> Objective:
+    """−Σ weight·term / total_weight of the rows asked for, so that the shares of a minibatch's pieces add up to its loss.
+
+    HACPO and GSPO take one ratio per response; GRPO one per token, averaged over the response, so that in each of them a long
+    response weighs as much as a short one. Works in float64 whatever the model's dtype: GSPO's window is 3e-4 wide.
+    """
+    require_calibrated(config)
+    numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
+    require_finite(numbers, rows.rollout_ids)
+    objective = _RowObjective(rows, update_index, config)
+    objective.require_denominators()
+    return objective
+
+
+@dataclass(frozen=True)
+class _RowObjective:
+    rows: ObjectiveRows
+    update_index: int
+    config: HacpoConfig
+
+    def __call__(self, logprobs_BT: Tensor, mask_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        mask_BT, index_B = mask_BT.bool(), rows_B.cpu()
+        self.require_tokens(logprobs_BT, mask_BT, index_B)
+        logprobs_BT64 = logprobs_BT.double()
+        is_own_B, weight_B = (
+            self.pick(self.rows.is_own_B, index_B, logprobs_BT64).bool(),
+            self.pick(self.rows.weight_B, index_B, logprobs_BT64),
+        )
+        by_token = self.config.ratio_level == "token"
+        now = logprobs_BT64 if by_token else sequence_mean(logprobs_BT64, mask_BT)
+
+        def shaped(values_B: Tensor) -> Tensor:
+            picked = self.pick(values_B, index_B, now)
+            return picked[:, None].expand_as(now) if by_token else picked
+
+        terms, ratio = surrogate(
+            now,
+            self.denominator(now, mask_BT, index_B, shaped),
+            shaped(self.rows.advantage_B),
+            shaped(self.rows.is_own_B).bool(),
+            shaped(self.rows.omega_B),
+            update_index=self.update_index,
+            config=self.config,
+        )
+        value_B = sequence_mean(terms.objective, mask_BT) if by_token else terms.objective
+        kl_B, measured_B = self.kl(logprobs_BT64, mask_BT, index_B, is_own_B)
+        loss = -(weight_B * (value_B - self.config.kl_coefficient * kl_B)).sum() / self.rows.total_weight
+        kl_stat = torch.where(measured_B, kl_B.detach(), torch.nan)
+        make_stats = _token_stats if by_token else _sequence_stats
+        return loss.to(logprobs_BT.dtype), make_stats(terms, ratio, mask_BT, is_own_B, weight_B, kl_stat).as_dict()
+
+    def denominator(self, now: Tensor, mask_BT: Tensor, index_B: Tensor, shaped: Callable[[Tensor], Tensor]) -> Tensor:
+        """The policy each response's likelihood is compared with: its sampler, or the learner at the start of the iteration.
+
+        Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is its
+        present value, free of the noise between two forward passes, which GSPO's window would not forgive.
+        """
+        rows = self.rows
+        sampler = shaped(rows.sampler_mean_logprob_B)
+        if self.update_index == 0:
+            learner_then = now.detach()
+        elif rows.old_logprobs is not None:
+            old_BT = _padded(rows.old_logprobs, index_B, mask_BT, fill=None, what="old_logprobs", ids=rows.rollout_ids)
+            learner_then = old_BT if now.ndim == 2 else sequence_mean(old_BT, mask_BT)
+        else:
+            learner_then = sampler  # for own responses the sampler was the learner
+        return torch.where(shaped(self.against_learner_B).bool(), learner_then, sampler)
+
+    @property
+    def against_learner_B(self) -> Tensor:
+        own = self.rows.is_own_B.bool()
+        return torch.ones_like(own) if self.config.foreign_treatment == "as_own" else own
+
+    def kl(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor, is_own_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean k3 per response to the starting policy, own responses only, and where it was measured; 0 elsewhere."""
+        reference = self.rows.reference_logprobs
+        if reference is None:
+            return torch.zeros_like(is_own_B, dtype=torch.float64), torch.zeros_like(is_own_B)
+        # A row without reference is compared with itself: its KL and its gradient are exactly 0.
+        own_only = [reference[int(i)] if own else None for i, own in zip(index_B, is_own_B, strict=True)]
+        reference_BT = _padded(
+            own_only,
+            torch.arange(len(own_only)),
+            mask_BT,
+            fill=logprobs_BT.detach(),
+            what="reference_logprobs",
+            ids=[_name(self.rows.rollout_ids, i) for i in index_B],
+        )
+        measured_B = torch.tensor([row is not None for row in own_only], device=mask_BT.device)
+        return sequence_mean(k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT), measured_B
+
+    def pick(self, values_B: Tensor, index_B: Tensor, like: Tensor) -> Tensor:
+        return values_B.cpu()[index_B].to(like.device, torch.float64)
+
+    def require_denominators(self) -> None:
+        """After the first update, a ratio to the learner's old policy needs that policy's log-probs."""
+        needs_old = self.config.ratio_level == "token" or bool(
+            (self.against_learner_B & ~self.rows.is_own_B.bool()).any()
+        )
+        if self.update_index > 0 and needs_old and self.rows.old_logprobs is None:
+            raise AlgorithmError(
+                f"objective: foreign_treatment {self.config.foreign_treatment!r} and ratio_level {self.config.ratio_level!r} need "
+                "old_logprobs after the first update; pass the learner's scores of the start of the iteration"
+            )
+        if self.config.kl_coefficient > 0:
+            reference = self.rows.reference_logprobs
+            missing = [
+                own and (reference is None or reference[i] is None) for i, own in enumerate(self.rows.is_own_B.tolist())
+            ]
+            if any(missing):
+                raise AlgorithmError(
+                    f"objective: kl_coefficient {self.config.kl_coefficient:g} needs reference_logprobs for every own response; "
+                    f"none at {name_rollouts(missing, self.rows.rollout_ids)}"
+                )
+
+    def require_tokens(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:
+        ids = [_name(self.rows.rollout_ids, i) for i in index_B]
+        empty_B = ~mask_BT.any(dim=1)
+        if bool(empty_B.any()):
+            raise AlgorithmError(
+                f"response without tokens: {name_rollouts(empty_B.cpu(), ids)}; leave it out and count it in total_weight"
+            )
+        broken_B = (~torch.isfinite(logprobs_BT.detach()) & mask_BT).any(dim=1)
+        if bool(broken_B.any()):
+            raise AlgorithmError(
+                f"log-prob that is NaN or infinite: {name_rollouts(broken_B.cpu(), ids)}; the learner has diverged or an attention "
+                "mask is wrong: lower the learning rate or score the response again"
+            )
+
+
+def _sequence_stats(
+    terms: Terms, ratio_B: Tensor, mask_BT: Tensor, is_own_B: Tensor, count_B: Tensor, kl_B: Tensor
+) -> RowStats:
+    return RowStats.of(terms, ratio_B, is_own=is_own_B, count=count_B, kl=kl_B)
+
+
+def _token_stats(
+    terms: Terms, ratio_BT: Tensor, mask_BT: Tensor, is_own_B: Tensor, count_B: Tensor, kl_B: Tensor
+) -> RowStats:
+    return RowStats(
+        is_own=is_own_B,
+        count=count_B,
+        ratio=sequence_mean(ratio_BT, mask_BT),
+        ratio_min=torch.where(mask_BT, ratio_BT, torch.inf).amin(dim=1),
+        ratio_max=torch.where(mask_BT, ratio_BT, -torch.inf).amax(dim=1),
+        below=sequence_mean(terms.below.double(), mask_BT),
+        above=sequence_mean(terms.above.double(), mask_BT),
+        weight=sequence_mean(terms.weight, mask_BT),
+        kl=kl_B,
+    )
+
+
+def _padded(
+    lists: TokenLists, index_B: Tensor, mask_BT: Tensor, *, fill: Tensor | None, what: str, ids: Sequence[str] | None
+) -> Tensor:
+    """Per-token lists of the chosen rows at the places of the mask, in float64; ``fill`` where a row has none."""
+    padded = torch.zeros(mask_BT.shape, dtype=torch.float64) if fill is None else fill.cpu().clone()
+    mask = mask_BT.cpu()
+    for place, row in enumerate(index_B.tolist()):
+        values = lists[row]
+        if values is None and fill is not None:
+            continue
+        wanted = int(mask[place].sum())
+        if values is None or len(values) != wanted:
+            have = "none" if values is None else len(values)
+            raise AlgorithmError(
+                f"{what}: {have} log-probs for the {wanted} tokens of {_name(ids, row)}; score it again"
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise AlgorithmError(f"{what}: NaN or infinite for {_name(ids, row)}; score it again")
+        padded[place, mask[place]] = values.detach().to("cpu", torch.float64)
+    return padded.to(mask_BT.device)
+
+
+def _name(rollout_ids: Sequence[str] | None, row: int | Tensor) -> str:
+    return f"row {int(row)} of the minibatch" if rollout_ids is None else str(rollout_ids[int(row)])

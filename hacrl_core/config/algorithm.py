@@ -1,0 +1,193 @@
+"""HACPO, its baselines and its ablations as one config model: every one of them is a setting of the same code."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.errors import ConfigError
+
+# exp(80) is still finite in float32; a larger product of unclipped ratios would be inf, and inf * 0 is NaN.
+LARGEST_LOG_WEIGHT = 80.0
+
+
+class HacpoConfig(StrictConfig):
+    """What one learner does with its own responses and with the others'. The defaults are HACPO as published."""
+
+    self_clip_low: float = Field(
+        default=3e-4, ge=0, lt=1, description="Own responses: the ratio is clipped below at 1 minus this (GSPO)."
+    )
+    self_clip_high: float = Field(
+        default=4e-4, ge=0, description="Own responses: the ratio is clipped above at 1 plus this (GSPO)."
+    )
+    cross_clip_delta: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Foreign responses: the window of the ratio is [1 - delta, 1] before the first update (δ). "
+        "The paper's table 5 lists the lower bound itself: 0.8 there is 0.2 here.",
+    )
+    cross_clip_step: float = Field(
+        default=0.025, ge=0, description="How far the foreign window's lower bound rises with every update (δ_step)."
+    )
+    alpha: float = Field(
+        default=1.0,
+        ge=0,
+        description="Exponent that weighs foreign responses down the further their ratio is from 1 (α).",
+    )
+    max_abs_log_ratio: float = Field(
+        default=10.0, gt=0, le=LARGEST_LOG_WEIGHT, description="Log-ratios are clamped to ± this before exp."
+    )
+    ratio_level: Literal["sequence", "token"] = Field(
+        default="sequence", description="One ratio per response (GSPO, HACPO) or one per token (GRPO)."
+    )
+    share_rollouts: bool = Field(
+        default=True, description="Learn from the other agents' responses too. Off: GSPO or GRPO on one's own."
+    )
+    capability_aware_advantage: bool = Field(
+        default=True, description="Weigh rewards by capability ratio in the baseline. Off: the plain pooled mean."
+    )
+    capability_in_gradient: bool = Field(
+        default=True, description="Multiply a foreign response's term by ω(sampler, learner). Off: by 1."
+    )
+    stepwise_clip: bool = Field(
+        default=True, description="Narrow the foreign window with every update. Off: cross_clip_step counts as 0."
+    )
+    cross_clip: bool = Field(default=True, description="Clip foreign ratios. Off: only max_abs_log_ratio limits them.")
+    foreign_treatment: Literal["hacpo", "as_own", "sampler_ratio_min"] = Field(
+        default="hacpo",
+        description="hacpo: the foreign objective of the paper. as_own: as if the learner had written the response (ratio to "
+        "its own policy at the start of the iteration, GSPO's min). sampler_ratio_min: ratio to the sampler, GSPO's min.",
+    )
+    capability_window: int = Field(
+        default=5, ge=1, description="Iterations over which an agent's mean reward is averaged, this one included (K)."
+    )
+    calibrated_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Extension, not of the paper: choose cross_clip_delta every iteration so that this share of the foreign "
+        "responses is inside the window before the first update.",
+    )
+    pessimistic: bool = Field(
+        default=False,
+        description="Extension, not of the paper: foreign successes below the window still teach, weighed down; foreign "
+        "failures there do not.",
+    )
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the k3 estimate of KL to the starting policy, on own responses only."
+    )
+    gradient_cosine: bool = Field(
+        default=True, description="Measure the cosine between own and foreign gradient on a subsample each iteration."
+    )
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Self:
+        foreign_hacpo = self.share_rollouts and self.foreign_treatment == "hacpo"
+        if self.share_rollouts and self.ratio_level == "token" and self.foreign_treatment != "as_own":
+            raise ValueError(
+                f"ratio_level 'token' with foreign_treatment {self.foreign_treatment!r}: a sampler's per-token log-probs mean "
+                "nothing in the learner's tokens; set share_rollouts: false or foreign_treatment: as_own"
+            )
+        for name, wanted in (
+            ("pessimistic", self.pessimistic),
+            ("calibrated_share", self.calibrated_share is not None),
+        ):
+            if wanted and not (foreign_hacpo and self.cross_clip):
+                raise ValueError(
+                    f"{name} changes the foreign window, and this config has none; "
+                    "set share_rollouts and cross_clip to true and foreign_treatment to hacpo, or leave it out"
+                )
+        log_weight = (1 + self.alpha) * self.max_abs_log_ratio
+        if foreign_hacpo and not self.cross_clip and log_weight > LARGEST_LOG_WEIGHT:
+            raise ValueError(
+                f"cross_clip false with alpha {self.alpha:g} and max_abs_log_ratio {self.max_abs_log_ratio:g}: a weight may reach "
+                f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
+            )
+        return self
+
+    def foreign_lower_bound(self, update_index: int) -> float:
+        """Lower bound of the foreign window after ``update_index`` updates: 1 − δ + m·δ_step, never above 1."""
+        step = self.cross_clip_step if self.stepwise_clip else 0.0
+        return min(1.0, 1.0 - self.cross_clip_delta + update_index * step)
+
+    def foreign_weight_bound(self, largest_omega: float) -> float:
+        """The largest weight a foreign response's gradient can have, given the largest ω(sampler, learner) in use.
+
+        HACPO's ceiling of 1 on the ratio leaves ω alone. Wherever a `min` is taken instead, a foreign failure that the learner
+        likes better than the sampler did is limited by the clamp of the log-ratio only.
+        """
+        omega = largest_omega if self.capability_in_gradient else 1.0
+        if not self.share_rollouts:
+            return 0.0
+        if self.foreign_treatment == "hacpo" and not self.cross_clip:
+            return omega * math.exp((1 + self.alpha) * self.max_abs_log_ratio)
+        if self.foreign_treatment == "hacpo" and not self.pessimistic:
+            return omega
+        return omega * math.exp(self.max_abs_log_ratio)
+
+
+_GSPO = {"share_rollouts": False}
+_NAIVE = {
+    "capability_aware_advantage": False,
+    "capability_in_gradient": False,
+    "stepwise_clip": False,
+    "cross_clip": False,
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "hacpo": {},
+        "gspo": _GSPO,
+        "gspo_x2": _GSPO,  # with CAMPAIGN_OVERRIDES
+        "grpo": {**_GSPO, "ratio_level": "token", "self_clip_low": 0.2, "self_clip_high": 0.28},
+        "naive": {**_NAIVE, "foreign_treatment": "as_own"},
+        "naive_sampler_ratio": {**_NAIVE, "foreign_treatment": "sampler_ratio_min"},
+        # Ablations of the paper.
+        "without_capability_advantage": {"capability_aware_advantage": False},
+        "without_capability_gradient": {"capability_in_gradient": False},
+        "alpha_0": {"alpha": 0.0},
+        "alpha_1": {"alpha": 1.0},
+        "alpha_2": {"alpha": 2.0},
+        "alpha_3": {"alpha": 3.0},
+        "without_stepwise": {"stepwise_clip": False},
+        "without_clipping": {"cross_clip": False},
+        # Extensions, not of the paper.
+        "hacpo_calibrated": {"calibrated_share": 0.5},
+        "hacpo_pessimistic": {"pessimistic": True},
+    }
+)
+
+
+def preset(name: str, **changes: Any) -> HacpoConfig:
+    """A named method, with single settings changed: ``preset("hacpo", alpha=3.0)``."""
+    return HacpoConfig(**{**_known(name), **changes})
+
+
+@dataclass(frozen=True)
+class CampaignOverrides:
+    """What a method changes outside the objective, as factors on the campaign's own numbers."""
+
+    samples_per_prompt: float = 1.0
+    minibatch_prompts: float = 1.0
+
+
+CAMPAIGN_OVERRIDES: Mapping[str, CampaignOverrides] = MappingProxyType(
+    # As many rollouts as two agents share, and as many responses in a minibatch, hence twice the updates: GSPO's fair budget.
+    {"gspo_x2": CampaignOverrides(samples_per_prompt=2.0, minibatch_prompts=0.5)}
+)
+
+
+def campaign_overrides(name: str) -> CampaignOverrides:
+    _known(name)
+    return CAMPAIGN_OVERRIDES.get(name, CampaignOverrides())
+
+
+def _known(name: str) -> Mapping[str, Any]:
+    if name not in PRESETS:
+        raise ConfigError(f"method {name!r} is not known; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]
