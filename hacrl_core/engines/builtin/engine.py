@@ -1,0 +1,189 @@
+"""The engine that the generate and evaluate stages call: loads an agent, keeps it warm, samples, explains failures."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from hacrl_core.config.generation import BuiltinEngineConfig
+from hacrl_core.engines.agents import Agent, load_agent
+from hacrl_core.engines.builtin.decoder import Decoder
+from hacrl_core.engines.builtin.generic import GenericDecoder
+from hacrl_core.engines.builtin.scheduler import Sampled, Scheduler, StopRule
+from hacrl_core.engines.builtin.stopping import StopStrings
+from hacrl_core.engines.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
+from hacrl_core.errors import EngineError
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    policy_digest: str
+    agent: Agent
+    decoder: Decoder
+
+
+class BuiltinEngine:
+    """Samples from one agent at a time; the last agent stays loaded until other weights are asked for."""
+
+    name = "builtin"
+
+    def __init__(
+        self,
+        config: BuiltinEngineConfig | None = None,
+        *,
+        batch_size: int = 256,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        self.config = config or BuiltinEngineConfig()
+        self.batch_size = batch_size
+        self.max_prompt_tokens = max_prompt_tokens
+        self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        self._loaded: _Loaded | None = None
+
+    def generate(
+        self,
+        checkpoint: Path,
+        policy_digest: str,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        on_progress: ProgressCallback | None = None,
+    ) -> list[Generation]:
+        """One response per request, in the order of the requests."""
+        if not requests:
+            return []
+        loaded = self._load(checkpoint, policy_digest)
+        return self._sample(loaded, requests, params, on_progress)
+
+    def generate_with(
+        self,
+        agent: Agent,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        on_progress: ProgressCallback | None = None,
+    ) -> list[Generation]:
+        """Sample from an agent already in memory; its weights are read as they are now and nothing is kept."""
+        if not requests:
+            return []
+        loaded = _Loaded("", agent, self._decoder(agent))
+        return self._sample(loaded, requests, params, on_progress)
+
+    def release(self) -> None:
+        """Free the agent's memory; the next call loads again."""
+        self._loaded = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        self.release()
+
+    def _load(self, checkpoint: Path, policy_digest: str) -> _Loaded:
+        if self._loaded is None or self._loaded.policy_digest != policy_digest:
+            self._loaded = None  # before loading, so that two agents are never in memory at once
+            with self._out_of_memory_explained(checkpoint):
+                agent = load_agent(checkpoint, dtype=getattr(torch, self.config.dtype), device=self._device())
+                self._loaded = _Loaded(policy_digest, agent, self._decoder(agent))
+        return self._loaded
+
+    def _decoder(self, agent: Agent) -> Decoder:
+        return GenericDecoder(agent.model, agent.pad_token_id)
+
+    def _device(self) -> str:
+        if self.config.device != "auto":
+            return self.config.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def _sample(
+        self,
+        loaded: _Loaded,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        on_progress: ProgressCallback | None,
+    ) -> list[Generation]:
+        agent = loaded.agent
+        self._check(agent, requests, params)
+        strings = StopStrings(agent.tokenizer, params.stop_strings)
+        # Below float32, rounding between batch shapes is far wider than the margin that can be settled row by row.
+        exact = agent.model.dtype == torch.float32
+        scheduler = Scheduler(
+            loaded.decoder,
+            requests,
+            params,
+            StopRule(agent.stop_token_ids, strings),
+            batch_size=self.batch_size,
+            device=agent.device,
+            logits_alone=(lambda ids: _logits_alone(agent, ids)) if exact else None,
+            on_progress=on_progress,
+        )
+        try:
+            with torch.inference_mode(), self._out_of_memory_explained(agent.checkpoint):
+                sampled = scheduler.run()
+        finally:
+            loaded.decoder.reset()
+        texts = _texts(agent, strings, sampled)
+        return [_generation(*row) for row in zip(requests, sampled, texts, strict=True)]
+
+    def _check(self, agent: Agent, requests: Sequence[GenerationRequest], params: SamplingParams) -> None:
+        where = f"agent {agent.checkpoint}"
+        context = agent.context_length
+        for request in requests:
+            length = len(request.prompt_token_ids)
+            if not length:
+                raise EngineError(f"{where}, request {request.request_id}: the prompt has no tokens; give it a message")
+            if self.max_prompt_tokens is not None and length > self.max_prompt_tokens:
+                raise EngineError(
+                    f"{where}, request {request.request_id}: a prompt of {length} tokens is longer than "
+                    f"max_prompt_tokens = {self.max_prompt_tokens}; raise it or drop the problem"
+                )
+            if length + params.max_tokens > context:
+                raise EngineError(
+                    f"{where}, request {request.request_id}: {length} prompt tokens + max_tokens {params.max_tokens} exceed "
+                    f"the model's context of {context}; lower max_tokens or drop the problem"
+                )
+
+    @contextmanager
+    def _out_of_memory_explained(self, checkpoint: Path) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise EngineError(
+                f"agent {checkpoint}: out of memory on {self._device()} with batch_size {self.batch_size}; "
+                "lower generate.batch_size or max_tokens"
+            ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text or "out of memory" in text
+    )
+
+
+def _logits_alone(agent: Agent, token_ids: Sequence[int]) -> Tensor:
+    ids = torch.tensor([list(token_ids)], device=agent.device)
+    logits: Tensor = agent.model(input_ids=ids, use_cache=False).logits[:, -1]
+    return logits
+
+
+def _texts(agent: Agent, strings: StopStrings, sampled: Sequence[Sampled]) -> list[str]:
+    if strings:
+        return [strings.text(s.token_ids) for s in sampled]
+    ids = [s.token_ids for s in sampled]
+    texts: list[str] = agent.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return texts
+
+
+def _generation(request: GenerationRequest, sampled: Sampled, text: str) -> Generation:
+    return Generation(
+        request.request_id,
+        tuple(sampled.token_ids),
+        text,
+        tuple(sampled.policy_logprobs),
+        tuple(sampled.sampling_logprobs),
+        sampled.finish_reason,
+    )

@@ -1,0 +1,35 @@
+"""Stop strings. The text ends before the string; the tokens end with the one that completed it.
+
+Tokens and text are cut differently on purpose: the tokens, with their log-probs, are what the model really wrote, so a
+learner trained on them also learns to write the end; the text is what the verifier and the other agents read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class StopStrings:
+    def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        # A token adds at least one byte, so this many tokens hold the longest string; the rest absorbs a token that
+        # begins before it and a multi-byte character split over tokens.
+        self._window = max((len(s.encode()) for s in strings), default=0) + 8
+
+    def __bool__(self) -> bool:
+        return bool(self._strings)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def completed(self, token_ids: Sequence[int]) -> bool:
+        """Whether a stop string is within the last tokens; called after every token, so earlier ones were checked."""
+        tail = self.decode(token_ids[-self._window :])
+        return any(s in tail for s in self._strings)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The response as read by others: without special tokens, up to the first stop string."""
+        text = self.decode(token_ids)
+        cuts = [at for s in self._strings if (at := text.find(s)) >= 0]
+        return text[: min(cuts)] if cuts else text
