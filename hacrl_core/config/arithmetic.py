@@ -16,6 +16,7 @@ LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
 class ArithmeticConfig(StrictConfig):
     """Problems are drawn kind first, then level, each in proportion to its weight."""
 
+    kind: Literal["arithmetic"] = "arithmetic"
     kinds: dict[Kind, PositiveFloat] = Field(
         default={"addition": 1.0, "subtraction": 1.0},
         min_length=1,

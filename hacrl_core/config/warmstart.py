@@ -15,7 +15,9 @@ class TokenizerConfig(StrictConfig):
         description="characters: a token per byte; bpe: merges learned from the corpus, so that numbers become multi-digit tokens."
     )
     vocab_size: PositiveInt = Field(
-        default=512, ge=300, description="Most tokens a trained BPE may have, 256 bytes and the special tokens included."
+        default=512,
+        ge=300,
+        description="Most tokens a trained BPE may have, 256 bytes and the special tokens included.",
     )
 
 
@@ -26,7 +28,9 @@ class ModelConfig(StrictConfig):
     heads: PositiveInt = Field(description="Attention heads; a multiple of kv_heads.")
     kv_heads: PositiveInt = Field(description="Key and value heads.")
     intermediate_size: PositiveInt = Field(description="Width of the gated MLP.")
-    max_position_embeddings: PositiveInt = Field(default=256, description="Longest sequence, prompt and response together.")
+    max_position_embeddings: PositiveInt = Field(
+        default=256, description="Longest sequence, prompt and response together."
+    )
     tie_word_embeddings: bool = Field(default=False, description="Share the input embedding with the output layer.")
 
     @model_validator(mode="after")
@@ -39,10 +43,12 @@ class ModelConfig(StrictConfig):
 
 
 class StopRule(StrictConfig):
-    """Stop early: partial competence is the aim, and steps alone hit it less evenly across seeds."""
+    """End early, by competence instead of steps: the cool-down begins when a watched kind is solved often enough."""
 
     kind: Kind = Field(description="The kind of problem to watch, usually the one rare in the mixture.")
-    accuracy: float = Field(gt=0, le=1, description="Stop when this share of watched problems is solved greedily.")
+    accuracy: float = Field(
+        gt=0, le=1, description="Begin the cool-down when this share of watched problems is solved greedily."
+    )
     every: PositiveInt = Field(default=10, description="Steps between two looks.")
     problems: PositiveInt = Field(default=200, description="How many problems a look takes.")
 
@@ -53,15 +59,28 @@ class WarmstartConfig(StrictConfig):
     mixture: dict[Kind, PositiveFloat] = Field(
         min_length=1, description="Weight of each kind in the training texts, instead of the task's own weights."
     )
-    corpus_problems: PositiveInt = Field(default=8192, description="Training problems drawn, with repeats, for the corpus.")
-    steps: PositiveInt = Field(description="Most optimizer steps.")
-    stop: StopRule | None = Field(default=None, description="When to stop before that.")
-    batch_size: PositiveInt = Field(default=128, description="Problems per step.")
-    learning_rate: PositiveFloat = Field(default=3e-3, description="AdamW's, after the warm-up.")
+    corpus_problems: PositiveInt = Field(
+        default=8192, description="Training problems drawn, with repeats, for the corpus."
+    )
+    steps: PositiveInt = Field(description="Most optimizer steps, the cool-down included.")
+    stop: StopRule | None = Field(
+        default=None, description="When to begin the cool-down before that; empty: take all steps."
+    )
+    batch_size: PositiveInt = Field(
+        default=16, description="Problems per step; small batches learn most per second on a CPU."
+    )
+    learning_rate: PositiveFloat = Field(default=2e-3, description="AdamW's highest learning rate.")
     warmup_steps: int = Field(default=20, ge=0, description="Steps over which the learning rate rises from zero.")
+    cooldown_steps: int | None = Field(
+        default=None, ge=0, description="Last steps, over which it falls to zero; empty: it falls over all of them."
+    )
 
     @model_validator(mode="after")
     def _stop_in_mixture(self) -> Self:
         if self.stop is not None and self.stop.kind not in self.mixture:
             raise ValueError(f"stop.kind {self.stop.kind} is not in the mixture {sorted(self.mixture)}")
+        if self.stop is not None and self.cooldown_steps is None:
+            raise ValueError(
+                "stop needs cooldown_steps: a rate that falls from the first step on depends on the last one"
+            )
         return self
