@@ -1,0 +1,73 @@
+"""What the verify stage reads: which verifier, how answers are found, the limits of a worker, the shape of the reward."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from hacrl_core.config.base import StrictConfig
+
+Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
+
+_BUILT_IN = ("math", "exact", "numeric")
+_ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class OverlongConfig(StrictConfig):
+    """A penalty that grows linearly over the last tokens before the limit, so that length has a slope and no cliff."""
+
+    max_tokens: PositiveInt = Field(description="Length in tokens at which the whole penalty applies.")
+    buffer_tokens: PositiveInt = Field(description="The penalty starts this many tokens before max_tokens.")
+    penalty: float = Field(default=1.0, gt=0, le=1, description="Subtracted at max_tokens; rewards never go below 0.")
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "OverlongConfig":
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(f"buffer_tokens {self.buffer_tokens} is larger than max_tokens {self.max_tokens}; lower it")
+        return self
+
+
+class VerifyConfig(StrictConfig):
+    verifier: str = Field(
+        default="math",
+        description="'math', 'exact', 'numeric', or the user's own function as 'my_module:my_fn'.",
+    )
+    fallbacks: tuple[Fallback, ...] = Field(
+        default=("phrase", "last", "whole"),
+        description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or nothing.",
+    )
+    tolerance: float = Field(
+        default=1e-6,
+        ge=0,
+        lt=1,
+        description="Relative tolerance when either side is a decimal; exact forms must be equal exactly.",
+    )
+    timeout_seconds: PositiveFloat = Field(
+        default=4.0, description="CPU seconds one answer may use in a worker before it is killed."
+    )
+    wall_timeout_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="Wall-clock limit of one answer, for code that sleeps; default ten times timeout_seconds.",
+    )
+    memory_mb: int = Field(default=1024, ge=256, description="Address space of one worker process.")
+    workers: int = Field(default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8.")
+    max_error_share: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="More 'error' verdicts than this share of a batch (and more than one) fail the stage.",
+    )
+    max_answer_chars: PositiveInt = Field(
+        default=600, description="Longer extracted answers are compared as text only, never symbolically."
+    )
+    format_reward: float = Field(
+        default=0.0, ge=0, lt=1, description="Reward of a wrong answer that is at least in a complete box."
+    )
+    overlong: OverlongConfig | None = Field(default=None, description="Soft penalty for long responses; off by default.")
+
+    @field_validator("verifier")
+    @classmethod
+    def _known_verifier(cls, value: str) -> str:
+        if value not in _BUILT_IN and not _ENTRY_POINT.fullmatch(value):
+            raise ValueError(f"verifier {value!r} is unknown; use one of {', '.join(_BUILT_IN)} or 'my_module:my_fn'")
+        return value

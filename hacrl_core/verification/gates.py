@@ -1,0 +1,94 @@
+r"""What may be examined symbolically. A gate only saves a worker's deadline; the deadline and the memory limit are the safety.
+
+An answer at a gate was already compared as text and as a number; it is not examined further and its verdict is ``unparseable``.
+"""
+
+import re
+
+MAX_NESTING = 24
+MAX_DIGITS = 300
+MAX_TOWER = 1000
+MAX_EXPONENT_DIGITS = 5
+
+_POWER = re.compile(r"\^\s*(\{|\(|-?[\d.]+)")
+_FACTORIAL = re.compile(r"(\d{5,}|[!)}\]])\s*!")
+_LONG_EXPONENT = re.compile(rf"\d{{{MAX_EXPONENT_DIGITS + 1},}}")
+_NUMERIC_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*\)*\^\s*[{(]*\s*(\d+)")
+
+
+def gate(text: str, max_chars: int) -> str:
+    """The reason why ``text`` must not be examined symbolically, empty if it may."""
+    if len(text) > max_chars:
+        return f"longer than {max_chars} characters"
+    if _nesting(text) > MAX_NESTING:
+        return f"nested deeper than {MAX_NESTING}"
+    if re.search(rf"\d{{{MAX_DIGITS},}}", text):
+        return f"a number of {MAX_DIGITS} digits"
+    return _factorials(text) or _exponents(text)
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        if char in "({[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in ")}]":
+            depth -= 1
+    return deepest
+
+
+def _factorials(text: str) -> str:
+    for match in _FACTORIAL.finditer(text):
+        last = match[1][-1]
+        group = _group_before(text, match.start()) if last in ")}]" else ""
+        if last == "!" or last.isdigit() or "!" in group or "^" in group or re.search(r"\d{5}", group):
+            return "a factorial of a factorial or of a huge number"
+    return ""
+
+
+def _group_before(text: str, closing: int) -> str:
+    depth = 0
+    for position in range(closing, -1, -1):
+        if text[position] in ")}]":
+            depth += 1
+        elif text[position] in "({[":
+            depth -= 1
+            if depth == 0:
+                return text[position:closing]
+    return text[:closing]
+
+
+def _exponents(text: str) -> str:
+    chain = 1
+    for match in _POWER.finditer(text):
+        exponent = _group(text, match.end() - 1) if match[1] in "{(" else match[1]
+        if _LONG_EXPONENT.search(exponent):
+            return f"an exponent of more than {MAX_EXPONENT_DIGITS} digits"
+        for base, power in _NUMERIC_POWER.findall(exponent):
+            if float(base) > 1 and len(power) > 3 or _tower(float(base), int(power[:4])) > MAX_TOWER:
+                return "a tower of powers"
+        if text[: match.start()].rstrip().endswith((")", "}")) and exponent.strip("{}() ").isdigit():
+            chain *= max(1, int(exponent.strip("{}() ")[:9]))
+            if chain > 10**6:
+                return "a chain of powers"
+    return ""
+
+
+def _tower(base: float, power: int) -> float:
+    try:
+        return base**power
+    except OverflowError:
+        return float("inf")
+
+
+def _group(text: str, opening: int) -> str:
+    depth = 0
+    for position in range(opening, len(text)):
+        if text[position] in "{(":
+            depth += 1
+        elif text[position] in "})":
+            depth -= 1
+            if depth == 0:
+                return text[opening + 1 : position]
+    return text[opening + 1 :]

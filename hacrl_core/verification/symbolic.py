@@ -1,0 +1,140 @@
+r"""The maths verifier's part in a worker: parse both sides with math-verify and compare them.
+
+Imported by workers only. math-verify's own time limits are off: they are signals, and the parent's deadline rules.
+Only its LaTeX reader is used, never its expression reader, which ends in ``eval``; :func:`forbid_eval` closes that door for
+everything else in the process.
+"""
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_IMAGINARY_CALL = re.compile(r"(?<![A-Za-z\\])i\s*\(")
+_SUBSCRIPT_TEXT = re.compile(r"_\s*\{\s*\\text\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")
+_SUBSCRIPT_WORD = re.compile(r"_\s*\{\s*\\?([A-Za-z]{2,})\s*\}")
+_E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?![\d.A-Za-z])")
+# Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
+_CONFIG = LatexExtractionConfig(
+    boxed_match_priority=0,
+    normalization_config=NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"),
+)
+_PROBES = (
+    (0.731, 1.377, 2.113, 0.437, 1.719, 0.913, 2.531),
+    (1.931, 0.577, 1.193, 2.239, 0.313, 1.487, 0.677),
+    (0.371, 2.417, 0.859, 1.613, 2.087, 0.523, 1.279),
+    (-0.611, 1.153, -1.787, 0.947, 2.371, -0.419, 1.831),
+    (1.483, -2.209, 0.541, -1.321, -0.733, 1.997, -0.887),
+)  # fmt: skip
+_POSITIVE = 3
+_AGREE = 1e-9
+
+
+def forbid_eval() -> None:
+    """sympy turns strings into expressions with ``eval``; in a worker no string may reach it."""
+    import sympy.parsing.sympy_parser as sympy_parser
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError("evaluating text as Python is forbidden in a verifier")
+
+    sympy_parser.eval_expr = refuse
+
+
+def compare(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of the worker pool: ``{"verdict": correct | incorrect | unparseable}``."""
+    gold_parsed = read(gold)
+    answer_parsed = read(answer)
+    if answer_parsed is None:
+        return {"verdict": "unparseable"}
+    if gold_parsed is None:
+        return {"verdict": "incorrect"}
+    same = equal(gold_parsed, answer_parsed, float(options.get("tolerance", 1e-6)))
+    return {"verdict": "correct" if same else "incorrect"}
+
+
+def prepare(gold: str) -> None:
+    """Parse a gold once, before its answers arrive."""
+    read(gold)
+
+
+@lru_cache(maxsize=4096)
+def read(latex: str) -> Any:
+    """A sympy object, or None when the text is no mathematics."""
+    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", latex)
+    latex = _SUBSCRIPT_WORD.sub(r"_{\1}", _SUBSCRIPT_TEXT.sub(r"_{\1}", latex))
+    latex = _E_NOTATION.sub(lambda m: rf"{m[1]} \cdot 10^{{{int(m[2])}}}", latex)
+    found = parse(f"\\boxed{{{latex}}}", [_CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
+    return found[0] if found else None
+
+
+def equal(gold: Any, answer: Any, tolerance: float) -> bool:
+    if _scalar(gold) and _scalar(answer):
+        decision = _probe(gold, answer, tolerance)
+        if decision is not None:
+            return decision
+    return bool(verify([gold], [answer], timeout_seconds=None, allow_set_relation_comp=True, float_rounding=_rounding(tolerance)))
+
+
+def _rounding(tolerance: float) -> int:
+    """math-verify counts decimal places where it compares inside sets and matrices."""
+    return max(0, min(15, round(-sympy.log(tolerance, 10)))) if tolerance > 0 else 15
+
+
+def _scalar(value: Any) -> bool:
+    return (
+        isinstance(value, sympy.Expr)
+        and not isinstance(value, sympy.Symbol | sympy.MatrixExpr)
+        and not value.has(AppliedUndef, sympy.Integral, sympy.Derivative, sympy.Sum, sympy.Product, sympy.Limit, sympy.oo, sympy.zoo, sympy.nan)
+    )  # fmt: skip
+
+
+def _probe(gold: Any, answer: Any, tolerance: float) -> bool | None:
+    """Equality of two expressions by their values at fixed points; None when the values do not settle it.
+
+    Two different expressions of an answer's size do not agree to nine digits at three unrelated points, and different
+    values at points where both are defined are a proof of difference, which saves the slow symbolic simplification.
+    """
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(symbols) > len(_PROBES[0]):
+        return None
+    inexact = gold.has(sympy.Float) or answer.has(sympy.Float)
+    limit = max(tolerance, _AGREE) if inexact else _AGREE
+    if not symbols:
+        return _same_value(_value(gold, {}), _value(answer, {}), limit)
+    seen = [
+        _same_value(_value(gold, point), _value(answer, point), limit)
+        for point in (dict(zip(symbols, map(sympy.Float, row), strict=False)) for row in _PROBES)
+    ]
+    positive = [same for same in seen[:_POSITIVE] if same is not None]
+    if False in positive:
+        return False
+    if len(positive) == _POSITIVE and False not in seen:
+        return True
+    return None
+
+
+def _value(expression: Any, point: dict[Any, Any]) -> Any:
+    try:
+        value = sympy.N(expression.doit() if not point else expression, 30, subs=point)
+    except (ValueError, TypeError, ZeroDivisionError, AttributeError, NotImplementedError, RecursionError):
+        return None
+    return value if value.is_number and value.is_finite else None
+
+
+def _same_value(a: Any, b: Any, limit: float) -> bool | None:
+    if a is None or b is None:
+        return None
+    size = max(abs(a), abs(b))
+    if size == 0:
+        return True
+    if a == 0 or b == 0:
+        # Against an exact zero a tiny value may be cancellation noise: symbols must decide.
+        return None if size < 1e-20 else False
+    return bool(abs(a - b) <= limit * size)
