@@ -1,0 +1,21 @@
+"""Problems with checkable answers: the built-in arithmetic, datasets, presets, and the order they are asked in."""
+
+from hacrl_core.problems.datasets import load_problems
+from hacrl_core.problems.presets import PRESETS
+from hacrl_core.problems.problem import Message, Problem
+from hacrl_core.problems.sets import ProblemSet, WithinLength, problem_order, problems_for_iteration, within_length
+
+problem_source = load_problems  # the name under which the sample stage asks for it
+
+__all__ = [
+    "PRESETS",
+    "Message",
+    "Problem",
+    "ProblemSet",
+    "WithinLength",
+    "load_problems",
+    "problem_order",
+    "problem_source",
+    "problems_for_iteration",
+    "within_length",
+]

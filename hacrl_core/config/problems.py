@@ -1,0 +1,157 @@
+"""Where problems come from: the built-in arithmetic, a dataset of one's own, or a well-known dataset by name."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.base import StrictConfig
+
+FILE_TYPES = (".parquet", ".jsonl", ".csv")
+BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+PresetName = Literal["math", "gsm8k", "gsm8k_test", "math500", "aime2025", "amc2023", "minerva_math", "olympiadbench"]
+AnswerFormat = Literal["plain", "boxed", "after_hashes"]
+
+
+class ArithmeticProblems(ArithmeticConfig):
+    """Problems made by code: new ones in every iteration, or a fixed number of them."""
+
+    kind: Literal["arithmetic"] = Field(default="arithmetic", description="The built-in arithmetic task.")
+    split: Literal["training", "held_out"] = Field(
+        default="training",
+        description="training and held_out share no arithmetic fact, whatever the seed; evaluate on held_out.",
+    )
+    size: PositiveInt | None = Field(
+        default=None,
+        description="Number of problems. Empty: training draws new ones in every iteration; held_out needs a number.",
+    )
+
+    @model_validator(mode="after")
+    def _held_out_is_finite(self) -> Self:
+        if self.split == "held_out" and self.size is None:
+            raise ValueError("held_out arithmetic needs a size, e.g. size: 200")
+        return self
+
+
+class Columns(StrictConfig):
+    """Which column holds what."""
+
+    problem: str = Field(default="problem", description="Column with the text of the problem.")
+    answer: str = Field(
+        default="answer",
+        description="Column with the answer, or with the solution that contains it (see answer_format).",
+    )
+    messages: str | None = Field(
+        default=None,
+        description="Column with chat messages (list of role and content) instead of a problem text; prompt and system do not apply.",
+    )
+    context: str | None = Field(
+        default=None, description="Column with text that goes before the problem where it is not empty."
+    )
+    id: str | None = Field(
+        default=None, description="Column with a unique name of the row. Empty: a digest of the content."
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict, description="Tag name to column, e.g. level: level; results are broken down by tags."
+    )
+
+
+class ProblemFilters(StrictConfig):
+    """What is left out. Rows without an answer and exact repeats are always left out."""
+
+    min_characters: NonNegativeInt = Field(default=0, description="Shortest problem text that is kept, in characters.")
+    max_characters: PositiveInt | None = Field(
+        default=None, description="Longest problem text that is kept, in characters."
+    )
+    tags: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Values to keep by tag, e.g. level: ['4', '5']; a row without the tag is left out.",
+    )
+    max_problems: PositiveInt | None = Field(
+        default=None, description="Keep only the first so many, in the order of the file."
+    )
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _values_are_text(cls, tags: Any) -> Any:
+        """YAML reads ``level: [4, 5]`` as numbers; tags are text."""
+        if not isinstance(tags, dict):
+            return tags
+        listed = {name: values if isinstance(values, list | tuple) else [values] for name, values in tags.items()}
+        return {name: tuple(str(value) for value in values) for name, values in listed.items()}
+
+
+class DatasetProblems(StrictConfig):
+    """A dataset of the Hugging Face hub, or a local Parquet, JSONL or CSV file."""
+
+    kind: Literal["dataset"] = Field(default="dataset", description="A dataset of the hub or a local file.")
+    hub: str | None = Field(default=None, description="Name on the hub, e.g. openai/gsm8k. Give either this or path.")
+    subset: str | None = Field(default=None, description="The hub dataset's configuration, e.g. main.")
+    split: str = Field(default="train", description="Split of the hub dataset.")
+    revision: str | None = Field(
+        default=None, description="Commit, tag or branch of the hub dataset. A commit makes the run repeatable."
+    )
+    path: Path | None = Field(
+        default=None, description="Local .parquet, .jsonl or .csv file, or a pattern with * for several."
+    )
+    columns: Columns = Field(default_factory=Columns)
+    answer_format: AnswerFormat = Field(
+        default="plain",
+        description="plain: the column is the answer; boxed: the last \\boxed{} in it; after_hashes: what follows '####'.",
+    )
+    prompt: str = Field(
+        default=BOXED_PROMPT, description="The user's message; {problem} is replaced by the text of the problem."
+    )
+    system: str | None = Field(default=None, description="System message before it.")
+    source: str | None = Field(
+        default=None, description="Name of the source in tables and results. Empty: the hub name or the file name."
+    )
+    filters: ProblemFilters = Field(default_factory=ProblemFilters)
+
+    @model_validator(mode="after")
+    def _names_one_source(self) -> Self:
+        if (self.hub is None) == (self.path is None):
+            raise ValueError("a dataset has either hub (a name on the hub) or path (a local file); give exactly one")
+        if self.path is not None and (self.subset is not None or self.revision is not None):
+            raise ValueError("subset and revision belong to a hub dataset; leave them out beside path")
+        if self.path is not None and self.path.suffix not in FILE_TYPES:
+            raise ValueError(f"path {self.path} is not a {', '.join(FILE_TYPES)} file; convert it")
+        return self
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_has_the_problem(cls, prompt: str) -> str:
+        if "{problem}" not in prompt:
+            raise ValueError("prompt does not contain {problem}; put it where the text of the problem belongs")
+        return prompt
+
+
+class PresetProblems(StrictConfig):
+    """A well-known dataset by name; ``problems: math500`` is short for ``{kind: preset, name: math500}``."""
+
+    kind: Literal["preset"] = Field(default="preset", description="A well-known dataset.")
+    name: PresetName = Field(description="Which one; docs/datasets.md lists hub name, split and columns of each.")
+    path: Path | None = Field(
+        default=None, description="A local copy in the layout of the hub's files, read instead of the hub."
+    )
+    revision: str | None = Field(default=None, description="Another revision of the hub dataset than the preset's.")
+    prompt: str | None = Field(
+        default=None, description="Another user message than the preset's; must contain {problem}."
+    )
+    system: str | None = Field(default=None, description="System message before it.")
+    filters: ProblemFilters = Field(default_factory=ProblemFilters)
+
+
+def _from_name(value: Any) -> Any:
+    """A bare string is the name of a preset; arithmetic is one, too."""
+    if not isinstance(value, str):
+        return value
+    return {"kind": "arithmetic"} if value == "arithmetic" else {"kind": "preset", "name": value}
+
+
+ProblemsConfig = Annotated[
+    Annotated[ArithmeticProblems | DatasetProblems | PresetProblems, Field(discriminator="kind")],
+    BeforeValidator(_from_name),
+]

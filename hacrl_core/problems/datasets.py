@@ -1,0 +1,135 @@
+"""From a config to a set of problems."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hacrl_core.config.problems import ArithmeticProblems, Columns, DatasetProblems, PresetProblems, ProblemFilters
+from hacrl_core.errors import ConfigError
+from hacrl_core.problems.answers import extract_answer
+from hacrl_core.problems.arithmetic import held_out_problems, training_problems
+from hacrl_core.problems.presets import resolve_preset
+from hacrl_core.problems.problem import Message, Problem
+from hacrl_core.problems.rows import Row, read_rows
+from hacrl_core.problems.sets import ProblemSet, content_digest
+
+_WITNESSES = 64  # problems that stand for an unbounded generator in its digest
+
+
+def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems) -> ProblemSet:
+    """Read, filter and name the problems; the same content gives the same digest wherever it was read from."""
+    if isinstance(config, ArithmeticProblems):
+        return _arithmetic(config)
+    return _dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config)
+
+
+def _arithmetic(config: ArithmeticProblems) -> ProblemSet:
+    if config.split == "held_out":
+        problems = tuple(held_out_problems(config.size or 0, config))
+    elif config.size is not None:
+        problems = tuple(training_problems(0, 0, config.size, config))
+    else:
+        settings = repr(sorted(config.kinds.items())) + repr(sorted(config.levels.items()))
+        witnesses = content_digest([training_problems(0, i, 1, config)[0] for i in range(_WITNESSES)])
+        return ProblemSet((), hashlib.sha256((settings + witnesses).encode()).hexdigest(), generator=config)
+    return ProblemSet(problems, content_digest(problems))
+
+
+def _dataset(config: DatasetProblems) -> ProblemSet:
+    columns = config.columns
+    named = [columns.messages or columns.problem, columns.answer, columns.context, columns.id, *columns.tags.values()]
+    rows = read_rows(config, list(dict.fromkeys(name for name in named if name)))
+    source = config.source or config.hub or (config.path.stem if config.path else "")
+    kept: dict[str, Problem] = {}
+    left_out: Counter[str] = Counter()
+    for number, row in enumerate(rows, start=1):
+        problem = _problem(row, config, source, number)
+        reason = _reason_to_leave_out(problem, row, config)
+        known = kept.get(problem.problem_id)
+        if reason is None and known is not None:
+            if (known.messages, known.answer) != (problem.messages, problem.answer):
+                raise ConfigError(
+                    f"dataset {source}: row {number}: id {problem.problem_id} names an earlier, different row; "
+                    "give a column with unique ids or leave columns.id out"
+                )
+            reason = "repeated"
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        kept[problem.problem_id] = problem
+        if len(kept) == config.filters.max_problems:
+            break
+    if not kept:
+        raise ConfigError(
+            f"dataset {source}: all {len(rows)} rows were left out ({dict(left_out)}); relax filters or check columns"
+        )
+    problems = tuple(kept.values())
+    return ProblemSet(problems, content_digest(problems), dict(left_out))
+
+
+def _problem(row: Row, config: DatasetProblems, source: str, number: int) -> Problem:
+    columns = config.columns
+    messages = _given_messages(row[columns.messages], source, number) if columns.messages else _messages(row, config)
+    answer = extract_answer(row[columns.answer], config.answer_format)
+    tags = {name: _tag(row[column]) for name, column in columns.tags.items() if row[column] not in (None, "")}
+    return Problem(_identify(row, columns, messages, answer), messages, answer, source, tags)
+
+
+def _messages(row: Row, config: DatasetProblems) -> tuple[Message, ...]:
+    # replace, not format: LaTeX is full of braces
+    user: Message = {"role": "user", "content": config.prompt.replace("{problem}", _text(row, config.columns))}
+    return (user,) if config.system is None else ({"role": "system", "content": config.system}, user)
+
+
+def _text(row: Row, columns: Columns) -> str:
+    """What the row itself asks: context and problem, or the contents of its messages."""
+    if columns.messages:
+        return "\n".join(str(message["content"]) for message in row[columns.messages])
+    context = row[columns.context] if columns.context else None
+    problem = row[columns.problem]
+    return "\n".join(str(part).strip() for part in (context, problem) if part is not None and str(part).strip())
+
+
+def _given_messages(value: Any, source: str, number: int) -> tuple[Message, ...]:
+    proper = (
+        isinstance(value, list)
+        and value
+        and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in value)
+    )
+    if not proper:
+        raise ConfigError(
+            f"dataset {source}: row {number}: messages are {str(value)[:80]!r}; they must be a list of role and content"
+        )
+    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in value)
+
+
+def _identify(row: Row, columns: Columns, messages: tuple[Message, ...], answer: str) -> str:
+    """Part of rollout ids, so without "/" and other characters that would need quoting."""
+    given = row[columns.id] if columns.id else None
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(given)).strip("-") if given is not None else ""
+    content = "\x1f".join([*(part for m in messages for part in (m["role"], m["content"])), answer])
+    return name or hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _tag(value: Any) -> str:
+    """MATH says "Level 5" where MATH-500 says 5."""
+    return re.sub(r"^Level\s+", "", str(value).strip())
+
+
+def _reason_to_leave_out(problem: Problem, row: Row, config: DatasetProblems) -> str | None:
+    text, filters = _text(row, config.columns), config.filters
+    if not problem.answer:
+        return "no answer"
+    if not text:
+        return "no problem text"
+    if len(text) < filters.min_characters:
+        return "too short"
+    if filters.max_characters is not None and len(text) > filters.max_characters:
+        return "too long"
+    return None if _has_wanted_tags(problem, filters) else "tags"
+
+
+def _has_wanted_tags(problem: Problem, filters: ProblemFilters) -> bool:
+    return all(problem.tags.get(name) in values for name, values in filters.tags.items())

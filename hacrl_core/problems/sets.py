@@ -1,0 +1,94 @@
+"""A set of problems and the order in which a campaign goes through it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.errors import ConfigError
+from hacrl_core.problems.arithmetic import training_problems
+from hacrl_core.problems.problem import Message, Problem
+from hacrl_core.seeding import derive_rng
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Problems as they were read; ``content_digest`` belongs into the identity of whatever uses them."""
+
+    problems: tuple[Problem, ...]
+    content_digest: str
+    left_out: Mapping[str, int] = field(default_factory=dict)  # rows not used, by reason
+    generator: ArithmeticConfig | None = None  # problems are made anew for every iteration instead
+
+    def for_iteration(self, seed: int, iteration: int, count: int) -> list[Problem]:
+        return problems_for_iteration(self, seed, iteration, count)
+
+
+def problem_order(seed: int, epoch: int, n: int) -> list[int]:
+    """The order of one epoch: a permutation that depends on nothing but the arguments."""
+    return [int(index) for index in derive_rng(seed, "problems", epoch).permutation(n)]
+
+
+def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, count: int) -> list[Problem]:
+    """The ``count`` problems of an iteration (counted from 0), no two alike.
+
+    A pure function of its arguments: a campaign that resumes at iteration 7 reads what it would have read. An epoch has as
+    many iterations as are full; what remains of its order is left out (other problems in every epoch), because an iteration
+    across two epochs could ask one problem twice.
+    """
+    if problem_set.generator is not None:
+        return training_problems(seed, iteration, count, problem_set.generator)
+    n = len(problem_set.problems)
+    if not 0 < count <= n:
+        raise ConfigError(
+            f"problems: {count} per iteration are wanted, the set has {n} after filters; lower prompts_per_iteration or relax the filters"
+        )
+    epoch, position = divmod(iteration, n // count)
+    order = problem_order(seed, epoch, n)
+    return [problem_set.problems[index] for index in order[position * count : (position + 1) * count]]
+
+
+@dataclass(frozen=True)
+class WithinLength:
+    problems: tuple[Problem, ...]
+    too_long: Mapping[str, int]  # problems that each agent's limit would leave out
+
+
+def within_length(
+    problems: Sequence[Problem],
+    renderers: Mapping[str, Callable[[Sequence[Message]], Sequence[int]]],
+    max_prompt_tokens: int,
+) -> WithinLength:
+    """Problems whose prompt fits ``max_prompt_tokens`` for every agent: all agents must be able to answer the same prompts.
+
+    ``renderers``: agent to its ``render_prompt`` with tokenizer, template and options filled in.
+    """
+    lengths_NP = np.array(
+        [[len(render(p.messages)) for p in problems] for render in renderers.values()], dtype=np.int64
+    )
+    fits_NP = lengths_NP.reshape(len(renderers), len(problems)) <= max_prompt_tokens
+    kept = tuple(problem for problem, fits in zip(problems, np.all(fits_NP, axis=0).tolist(), strict=True) if fits)
+    if problems and not kept:
+        shortest = dict(zip(renderers, lengths_NP.min(axis=1).tolist(), strict=True))
+        raise ConfigError(
+            f"problems: no prompt has at most {max_prompt_tokens} tokens (shortest by agent: {shortest}); raise the limit"
+        )
+    return WithinLength(kept, {agent: int((~fits).sum()) for agent, fits in zip(renderers, fits_NP, strict=True)})
+
+
+def content_digest(problems: Sequence[Problem]) -> str:
+    """sha256 over everything that a stage could read from the problems, in order."""
+    digest = hashlib.sha256()
+    for p in problems:
+        parts = [
+            p.problem_id,
+            [[m["role"], m["content"]] for m in p.messages],
+            p.answer,
+            p.source,
+            sorted(p.tags.items()),
+        ]
+        digest.update(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
