@@ -1,13 +1,18 @@
 """What stands between a causal model's last hidden state and its logits, read from the model and proved by a probe."""
 
+from __future__ import annotations
+
 import weakref
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from hacrl_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROBE_TOKENS = 8
 
@@ -43,7 +48,7 @@ def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor) -> Tensor:
     return hidden_BTH
 
 
-_proved: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[float, float | None]]" = weakref.WeakKeyDictionary()
+_proved: weakref.WeakKeyDictionary[PreTrainedModel, tuple[float, float | None]] = weakref.WeakKeyDictionary()
 
 
 def read_head(model: PreTrainedModel) -> Head:

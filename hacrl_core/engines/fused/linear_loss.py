@@ -204,7 +204,7 @@ class _FusedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         got: Gradients = ctx.gradients
         found = [got.hidden_RH, got.weight_VH, got.bias_V]
@@ -245,5 +245,5 @@ def fused_linear_loss(
             gradients=gradients,
         ).loss
 
-    loss: Tensor = _FusedLoss.apply(hidden_RH, head.weight_VH, head.bias_V, run)
+    loss: Tensor = _FusedLoss.apply(hidden_RH, head.weight_VH, head.bias_V, run)  # type: ignore[no-untyped-call]
     return loss

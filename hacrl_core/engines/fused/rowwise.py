@@ -6,6 +6,9 @@ the loss: the loss enters as one factor per row, which the caller applies to the
 So the logits are overwritten once, before the loss is known.
 """
 
+import functools
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -23,12 +26,9 @@ def negative_gradient_(
     return negative_gradient_torch_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
 
 
+@functools.cache
 def triton_available() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None
 
 
 def negative_gradient_torch_(

@@ -41,7 +41,7 @@ def _kernel(
             x = amplitude * (2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
         higher = tl.where(inside, tl.maximum(highest, x), highest)
         shrink = tl.exp(highest - higher)
-        weight = tl.where(inside, tl.exp(x - higher), 0.0)
+        weight = tl.where(inside, tl.exp(tl.where(inside, x - higher, 0.0)), 0.0)
         total = total * shrink + weight
         if entropy:
             weighted = weighted * shrink + weight * x
