@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class RowStats:
 
 
 def summarise(
-    rows: Sequence[RowStats | Mapping[str, Tensor]],
+    rows: Sequence[RowStats | Mapping[str, Tensor | npt.NDArray[np.float64]]],
     *,
     config: HacpoConfig,
     omega_max: float = OMEGA_MAX,
@@ -55,11 +55,8 @@ def summarise(
     """
     if not rows:
         return {}
-    tables = [row.as_dict() if isinstance(row, RowStats) else row for row in rows]
-    column = {
-        key: np.concatenate([np.asarray(table[key].detach().cpu(), dtype=np.float64) for table in tables])
-        for key in RowStats.__dataclass_fields__
-    }
+    tables: list[Mapping[str, Any]] = [row.as_dict() if isinstance(row, RowStats) else row for row in rows]
+    column = {key: np.concatenate([_numbers(table[key]) for table in tables]) for key in RowStats.__dataclass_fields__}
     own = column.pop("is_own") > 0
     metrics = {
         **_ratio_metrics("own", {key: values[own] for key, values in column.items()}),
@@ -76,6 +73,10 @@ def summarise(
     if measured.any():
         metrics["kl_to_start"] = float(np.average(column["kl"][measured], weights=column["count"][measured]))
     return {prefix + name: value for name, value in metrics.items()}
+
+
+def _numbers(values: Tensor | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def _ratio_metrics(side: str, column: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:

@@ -50,6 +50,7 @@ def hacpo_loss(
     require_finite(
         {"learner log-prob": learner, "sampler log-prob": sampler, "advantage": advantage, "omega": omega}, rollout_ids
     )
+    require_shared(is_own, advantage, config, rollout_ids)
     terms, ratio = surrogate(learner, sampler, advantage, is_own, omega, update_index=update_index, config=config)
     stats = RowStats.of(terms, ratio, is_own=is_own, count=torch.ones_like(ratio))
     return -terms.objective.mean(), summarise([stats], config=config, omega_max=_largest_foreign(omega, is_own))
@@ -90,6 +91,14 @@ def require_finite(tensors: dict[str, Tensor], rollout_ids: Sequence[str] | None
         finite = torch.isfinite(tensor.detach())
         if not bool(finite.all()):
             require(what, finite.cpu().numpy(), tensor.detach().cpu().numpy(), "score the response again", rollout_ids)
+
+
+def require_shared(is_own: Tensor, advantage: Tensor, config: HacpoConfig, rollout_ids: Sequence[str] | None) -> None:
+    """Without shared rollouts a foreign response has no term; one with an advantage is a mistake of the caller."""
+    if not config.share_rollouts:
+        foreign = (~is_own & (advantage != 0)).cpu().numpy()
+        remedy = "share_rollouts is false, so only own responses belong in the minibatch"
+        require("advantage of a foreign response", ~foreign, advantage.detach().cpu().numpy(), remedy, rollout_ids)
 
 
 def _largest_foreign(omega: Tensor, is_own: Tensor) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hacrl_core.algorithm.checks import name_rollouts
 from hacrl_core.algorithm.clipping import Terms, require_calibrated
 from hacrl_core.algorithm.diagnostics import RowStats
-from hacrl_core.algorithm.loss import require_finite, surrogate
+from hacrl_core.algorithm.loss import require_finite, require_shared, surrogate
 from hacrl_core.algorithm.ratio import k3, sequence_mean
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import AlgorithmError
@@ -63,6 +63,7 @@ def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfi
     require_calibrated(config)
     numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
     require_finite(numbers, rows.rollout_ids)
+    require_shared(rows.is_own_B.bool(), rows.advantage_B, config, rows.rollout_ids)
     objective = _RowObjective(rows, update_index, config)
     objective.require_denominators()
     return objective
@@ -170,16 +171,18 @@ class _RowObjective:
                 )
 
     def require_tokens(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:
-        ids = [_name(self.rows.rollout_ids, i) for i in index_B]
+        def names(bad_B: Tensor) -> str:
+            return name_rollouts(bad_B.cpu(), [_name(self.rows.rollout_ids, i) for i in index_B])
+
         empty_B = ~mask_BT.any(dim=1)
         if bool(empty_B.any()):
             raise AlgorithmError(
-                f"response without tokens: {name_rollouts(empty_B.cpu(), ids)}; leave it out and count it in total_weight"
+                f"response without tokens: {names(empty_B)}; leave it out and count it in total_weight"
             )
         broken_B = (~torch.isfinite(logprobs_BT.detach()) & mask_BT).any(dim=1)
         if bool(broken_B.any()):
             raise AlgorithmError(
-                f"log-prob that is NaN or infinite: {name_rollouts(broken_B.cpu(), ids)}; the learner has diverged or an attention "
+                f"log-prob that is NaN or infinite: {names(broken_B)}; the learner has diverged or an attention "
                 "mask is wrong: lower the learning rate or score the response again"
             )
 

@@ -37,7 +37,10 @@ def advantages(rewards, capabilities, learner):
             sigma = math.sqrt(sum((reward - mean) ** 2 for reward in raw) / (len(raw) - 1))
         baselines.append(mu)
         all_advantages.append(
-            [[0.0 if silent or reward is None else (reward - mu) / (sigma + 1e-6) for reward in group] for group in prompt]
+            [
+                [0.0 if silent or reward is None else (reward - mu) / (sigma + 1e-6) for reward in group]
+                for group in prompt
+            ]
         )
     return all_advantages, baselines
 
@@ -83,7 +86,14 @@ def loss(learner, sampler, advantage, is_own, omega, *, update_index, config):
             value, slope = factor * gspo[0], factor * gspo[1]
         else:
             value, slope = foreign_term(
-                lp - sp, a, factor, low, config["alpha"], limit, clip=config["cross_clip"], pessimistic=config["pessimistic"]
+                lp - sp,
+                a,
+                factor,
+                low,
+                config["alpha"],
+                limit,
+                clip=config["cross_clip"],
+                pessimistic=config["pessimistic"],
             )
         total += value
         gradient.append(-slope / len(learner))
