@@ -125,7 +125,7 @@ def credit_metrics(
     """One learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler."""
     omega = gradient_omega(capability_N, learner=learner)
     metrics = {
-        "share_without_signal": share_without_signal(advantages_PNG),
+        "no_signal_share": share_without_signal(advantages_PNG),
         "baseline_mean": float(np.mean(np.asarray(baseline_P, dtype=np.float64))),
         "capability": float(np.asarray(capability_N, dtype=np.float64)[learner]),
     }

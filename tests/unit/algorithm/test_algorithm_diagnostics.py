@@ -121,7 +121,7 @@ def test_credit_metrics():
     metrics = credit_metrics(advantages, baseline, capability, ["alice", "bob"], learner=0)
     assert metrics == pytest.approx(
         {
-            "credit/share_without_signal": 0.5,
+            "credit/no_signal_share": 0.5,
             "credit/baseline_mean": 0.25,
             "credit/capability": 0.25,
             "credit/omega/bob": 2.0,
