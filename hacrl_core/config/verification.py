@@ -23,7 +23,9 @@ class OverlongConfig(StrictConfig):
     @model_validator(mode="after")
     def _buffer_fits(self) -> "OverlongConfig":
         if self.buffer_tokens > self.max_tokens:
-            raise ValueError(f"buffer_tokens {self.buffer_tokens} is larger than max_tokens {self.max_tokens}; lower it")
+            raise ValueError(
+                f"buffer_tokens {self.buffer_tokens} is larger than max_tokens {self.max_tokens}; lower it"
+            )
         return self
 
 
@@ -43,7 +45,7 @@ class VerifyConfig(StrictConfig):
         description="Relative tolerance when either side is a decimal; exact forms must be equal exactly.",
     )
     timeout_seconds: PositiveFloat = Field(
-        default=4.0, description="CPU seconds one answer may use in a worker before it is killed."
+        default=3.0, description="CPU seconds one answer may use in a worker before it is killed."
     )
     wall_timeout_seconds: PositiveFloat | None = Field(
         default=None,
@@ -63,7 +65,9 @@ class VerifyConfig(StrictConfig):
     format_reward: float = Field(
         default=0.0, ge=0, lt=1, description="Reward of a wrong answer that is at least in a complete box."
     )
-    overlong: OverlongConfig | None = Field(default=None, description="Soft penalty for long responses; off by default.")
+    overlong: OverlongConfig | None = Field(
+        default=None, description="Soft penalty for long responses; off by default."
+    )
 
     @field_validator("verifier")
     @classmethod

@@ -1,0 +1,7 @@
+"""Answers checked against golds: extraction, exact and symbolic comparison, a pool of killable workers."""
+
+from hacrl_core.verification.batch import check_error_share, verify_batch
+from hacrl_core.verification.pool import close_pool
+from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier
+
+__all__ = ["Judgement", "Verdict", "VerdictKind", "Verifier", "check_error_share", "close_pool", "verify_batch"]

@@ -3,6 +3,7 @@ r"""Where the answer is in a response: the last complete ``\boxed{}`` after the 
 Everything here is linear in the length of the text, so it may run in the parent process on hostile input.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ _MATH = re.compile(
     re.DOTALL,
 )
 _CONNECTIVE = re.compile(
-    r"(?:\s|,|;|\$|\\[,;!()\[\]\s]|\\q?quad|\\text\{[^{}]{0,40}?\b(?:and|or)\s*\}|\band\b|\bor\b|[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)*", re.IGNORECASE
+    r"(?:\s|,|;|\$|\\[,;!()\[\]\s]|\\q?quad|\\text\{[^{}]{0,40}?\b(?:and|or)\s*\}|\band\b|\bor\b|[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)*",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(
     r"(?<![\w.])[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+(?:[.,]\d+)?(?:e-?\d+)?|\.\d+)"
@@ -32,7 +34,28 @@ _NUMBER = re.compile(
 )
 _SEPARATOR = re.compile(r"[,;]|\band\b|\bor\b")
 _WORD = re.compile(r"(?<![\\{A-Za-z_])[A-Za-z]{3,}(?:'[a-z]+)?")
-_MATH_WORDS = frozenset("sqrt sin cos tan cot sec csc log exp inf infinity and pct percent frac cdot times circ".split())
+_MATH_WORDS = frozenset(
+    [
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "log",
+        "exp",
+        "inf",
+        "infinity",
+        "and",
+        "pct",
+        "percent",
+        "frac",
+        "cdot",
+        "times",
+        "circ",
+    ]
+)
 _SENTENCE_END = re.compile(r"[.;!?](?:\s|$)|\n|\s+I hope\b|<\|")
 
 
@@ -161,7 +184,7 @@ def _from_phrase(text: str) -> str:
 def _joined_math(text: str, segments: list[re.Match[str]]) -> str:
     """The first segment and those joined to it by 'and', 'or' or a comma."""
     parts = [_content(segments[0])]
-    for previous, following in zip(segments[:-1], segments[1:], strict=True):
+    for previous, following in itertools.pairwise(segments):
         if not _connected(text[previous.end() : following.start()]):
             break
         parts.append(_content(following))

@@ -12,6 +12,8 @@ MAX_EXPONENT_DIGITS = 5
 
 _POWER = re.compile(r"\^\s*(\{|\(|-?[\d.]+)")
 _FACTORIAL = re.compile(r"(\d{5,}|[!)}\]])\s*!")
+_HUGE_CHOICE = re.compile(r"\\binom\s*\{[^{}]*\d{6,}|\d{6,}\s*\\choose")
+_LONG_LOOP = re.compile(r"\\(?:sum|prod)[^A-Za-z].{0,60}?(?:\d{6,}|10\s*\^)")
 _LONG_EXPONENT = re.compile(rf"\d{{{MAX_EXPONENT_DIGITS + 1},}}")
 _NUMERIC_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*\)*\^\s*[{(]*\s*(\d+)")
 
@@ -24,6 +26,8 @@ def gate(text: str, max_chars: int) -> str:
         return f"nested deeper than {MAX_NESTING}"
     if re.search(rf"\d{{{MAX_DIGITS},}}", text):
         return f"a number of {MAX_DIGITS} digits"
+    if _HUGE_CHOICE.search(text) or _LONG_LOOP.search(text):
+        return "a sum, product or binomial over a huge range"
     return _factorials(text) or _exponents(text)
 
 
@@ -66,7 +70,7 @@ def _exponents(text: str) -> str:
         if _LONG_EXPONENT.search(exponent):
             return f"an exponent of more than {MAX_EXPONENT_DIGITS} digits"
         for base, power in _NUMERIC_POWER.findall(exponent):
-            if float(base) > 1 and len(power) > 3 or _tower(float(base), int(power[:4])) > MAX_TOWER:
+            if (float(base) > 1 and len(power) > 3) or _tower(float(base), int(power[:4])) > MAX_TOWER:
                 return "a tower of powers"
         if text[: match.start()].rstrip().endswith((")", "}")) and exponent.strip("{}() ").isdigit():
             chain *= max(1, int(exponent.strip("{}() ")[:9]))

@@ -14,7 +14,9 @@ from hacrl_core.verification.verdict import Judgement, VerdictKind
 _SEVERAL = re.compile(r"[,;]|\\pm|\band\b|\bor\b|\\text\{\s*(?:and|or)\s*\}")
 _WORDS = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z '.-]*\}?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\s*\{\s*)?([AaPp])?\.?\s*(?:[Mm])?\.?\s*\}?")
-_FUNCTION = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?\s*\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\)\s*=(?![=<>])(.+)$", re.DOTALL)
+_FUNCTION = re.compile(
+    r"^[A-Za-z](?:_\{?\w+\}?)?\s*\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\)\s*=(?![=<>])(.+)$", re.DOTALL
+)
 _NAMED = re.compile(
     r"^((?:[A-Za-z]|\\(?!(?:sin|cos|tan|cot|sec|csc|arc\w+|ln|log|exp|frac|sqrt|text)\b)[A-Za-z]+)"
     r"(?:\s*_\s*(?:\{[^{}]*\}|\w))?'*(?:\s*\([A-Za-z, ]{1,9}\))?)\s*(?:=|\\approx)(?![=<>])([^=<>]+)$",

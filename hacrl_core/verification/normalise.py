@@ -28,7 +28,8 @@ _DEGREE = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*")
 _TRIG = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _TRAILING_TEXT = re.compile(r"^(?P<head>.*?)\\text\s*\{(?P<unit>[^{}]*)\}\s*(?P<power>\^\s*\{?\d\}?)?\s*$", re.DOTALL)
 _TRAILING_WORDS = re.compile(
-    r"^(?P<head>.*?[\d}).!])(?P<unit>\s+[A-Za-z][A-Za-z./ ]*|\s*[A-Za-z]{3,}[A-Za-z ]*)(?P<power>\^\s*\{?\d\}?)?\s*$", re.DOTALL
+    r"^(?P<head>.*?[\d}).!])(?P<unit>\s+[A-Za-z][A-Za-z./ ]*|\s*[A-Za-z]{3,}[A-Za-z ]*)(?P<power>\^\s*\{?\d\}?)?\s*$",
+    re.DOTALL,
 )
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
@@ -108,7 +109,18 @@ _UNIT_ALIASES = {
     "gram": "g", "kilogram": "kg", "pound": "lb", "ounce": "oz", "liter": "l", "litre": "l", "degree": "deg", "dollar": "usd", "cent": "cent", "day": "day",
     "week": "week", "month": "month", "year": "year", "yr": "year", "gallon": "gal", "mph": "mi/h", "miles per hour": "mi/h",
 }  # fmt: skip
-_KNOWN_UNITS = frozenset(_UNIT_ALIASES.values()) | {"cm^2", "cm^3", "m^2", "m^3", "ft^2", "in^2", "km^2", "mi^2", "in^3", "ft^3"}
+_KNOWN_UNITS = frozenset(_UNIT_ALIASES.values()) | {
+    "cm^2",
+    "cm^3",
+    "m^2",
+    "m^3",
+    "ft^2",
+    "in^2",
+    "km^2",
+    "mi^2",
+    "in^3",
+    "ft^3",
+}
 
 
 def unit_key(unit: str) -> str:

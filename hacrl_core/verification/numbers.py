@@ -11,7 +11,9 @@ _POWER = re.compile(
     r"(?:(?P<mantissa>-?[\d.,]{1,60})\s*(?:\\times|\\cdot|\*|×|·)\s*)?10\s*\^\s*(?:\{\s*(?P<e1>[+-]?\d{1,3})\s*\}|\(?(?P<e2>[+-]?\d{1,3})\)?)"
 )
 _FRACTION = re.compile(r"(?:\\frac\{(?P<a>[^{}]{1,60})\}\{(?P<b>[^{}]{1,60})\}|(?P<c>[^/]{1,60})/(?P<d>[^/]{1,60}))")
-_MIXED = re.compile(r"(?P<whole>\d{1,20})\s*(?P<rest>\\frac\{\d{1,20}\}\{\d{1,20}\})|(?P<w2>\d{1,20}) (?P<r2>\d{1,20}/\d{1,20})")
+_MIXED = re.compile(
+    r"(?P<whole>\d{1,20})\s*(?P<rest>\\frac\{\d{1,20}\}\{\d{1,20}\})|(?P<w2>\d{1,20}) (?P<r2>\d{1,20}/\d{1,20})"
+)
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent(?:age)?|pct)\b)\s*$")
 _COMMA_DECIMAL = re.compile(r"-?(?:\d+,\d{1,2}|\d+,\d{4,}|0,\d+)")
 

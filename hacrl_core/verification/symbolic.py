@@ -8,23 +8,28 @@ everything else in the process.
 import logging
 import re
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import sympy
+import sympy.parsing.sympy_parser as sympy_parser
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
+_IMAGINARY_FACTOR = re.compile(r"(?<=\d)i(?![A-Za-z])")  # math-verify takes "2i" for a real i, "2 i" for the unit
 _IMAGINARY_CALL = re.compile(r"(?<![A-Za-z\\])i\s*\(")
 _SUBSCRIPT_TEXT = re.compile(r"_\s*\{\s*\\text\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")
 _SUBSCRIPT_WORD = re.compile(r"_\s*\{\s*\\?([A-Za-z]{2,})\s*\}")
 _E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?![\d.A-Za-z])")
 # Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
+_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9.eE+-]+)'?\s*\)\s*")
 _CONFIG = LatexExtractionConfig(
     boxed_match_priority=0,
-    normalization_config=NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"),
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
+    ),
 )
 _PROBES = (
     (0.731, 1.377, 2.113, 0.437, 1.719, 0.913, 2.531),
@@ -33,41 +38,65 @@ _PROBES = (
     (-0.611, 1.153, -1.787, 0.947, 2.371, -0.419, 1.831),
     (1.483, -2.209, 0.541, -1.321, -0.733, 1.997, -0.887),
 )  # fmt: skip
+_WARM_UP = (
+    (r"x^2+2x+1", r"(x+1)^{2}"),
+    (r"\frac{1}{2} \sqrt{3}", r"\frac{\sqrt{3}}{3}, -\pi"),
+    (r"\begin{pmatrix} 1 & \frac{1}{2} \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 1 & 0.5 \\ 3 & 5 \end{pmatrix}"),
+    (r"2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}"),
+    (r"x \in [-2,7) \cup (8, \infty)", r"-2 \le x < 7"),
+    (r"\sin^2(x)+\log_{2}(3)+e^{-t}", r"|x|+\binom{n}{k}+\lfloor m \rfloor"),
+    (r"a_{n}=2n!", r"3 \pm 2\sqrt[3]{2}"),
+)
 _POSITIVE = 3
 _AGREE = 1e-9
 
 
 def forbid_eval() -> None:
-    """sympy turns strings into expressions with ``eval``; in a worker no string may reach it."""
-    import sympy.parsing.sympy_parser as sympy_parser
+    """sympy reads strings, single numbers included, with ``eval``; in a worker only a number literal passes."""
+    sympy_parser.eval_expr = _number_literal
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+
+def warm_up() -> None:
+    """Before workers are forked: lazy imports and the LaTeX reader's tables, once for all of them."""
+    import sympy.physics.units  # noqa: F401  (solve() imports it, and its import needs the evaluation forbidden below)
+
+    for gold, answer in _WARM_UP:
+        compare(gold, answer, {"tolerance": 1e-6})
+    read.cache_clear()
+    forbid_eval()
+
+
+def _number_literal(code: str, *_: Any) -> Any:
+    match = _LITERAL.fullmatch(code)
+    if not match:
         raise ValueError("evaluating text as Python is forbidden in a verifier")
-
-    sympy_parser.eval_expr = refuse
+    return sympy.Float(match[2]) if match[1] == "Float" else sympy.Integer(int(match[2]))
 
 
 def compare(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker pool: ``{"verdict": correct | incorrect | unparseable}``."""
-    gold_parsed = read(gold)
-    answer_parsed = read(answer)
-    if answer_parsed is None:
-        return {"verdict": "unparseable"}
-    if gold_parsed is None:
-        return {"verdict": "incorrect"}
-    same = equal(gold_parsed, answer_parsed, float(options.get("tolerance", 1e-6)))
+    try:
+        gold_parsed, answer_parsed = read(gold), read(answer)
+        if answer_parsed is None:
+            return {"verdict": "unparseable"}
+        same = gold_parsed is not None and equal(gold_parsed, answer_parsed, float(options["tolerance"]))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        # sympy raises almost anything on expressions that mean nothing. That is the answer's doing, not the verifier's.
+        return {"verdict": "unparseable", "message": f"{type(error).__name__}: {error}"[:200]}
     return {"verdict": "correct" if same else "incorrect"}
 
 
-def prepare(gold: str) -> None:
-    """Parse a gold once, before its answers arrive."""
+def prepare_gold(gold: str, *_: Any) -> None:
+    """Parse a gold once, on its own clock, before its answers are compared."""
     read(gold)
 
 
 @lru_cache(maxsize=4096)
 def read(latex: str) -> Any:
     """A sympy object, or None when the text is no mathematics."""
-    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", latex)
+    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", _IMAGINARY_FACTOR.sub(" i", latex))
     latex = _SUBSCRIPT_WORD.sub(r"_{\1}", _SUBSCRIPT_TEXT.sub(r"_{\1}", latex))
     latex = _E_NOTATION.sub(lambda m: rf"{m[1]} \cdot 10^{{{int(m[2])}}}", latex)
     found = parse(f"\\boxed{{{latex}}}", [_CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
@@ -79,7 +108,11 @@ def equal(gold: Any, answer: Any, tolerance: float) -> bool:
         decision = _probe(gold, answer, tolerance)
         if decision is not None:
             return decision
-    return bool(verify([gold], [answer], timeout_seconds=None, allow_set_relation_comp=True, float_rounding=_rounding(tolerance)))
+    return bool(
+        verify(
+            [gold], [answer], timeout_seconds=None, allow_set_relation_comp=True, float_rounding=_rounding(tolerance)
+        )
+    )
 
 
 def _rounding(tolerance: float) -> int:
@@ -123,7 +156,7 @@ def _probe(gold: Any, answer: Any, tolerance: float) -> bool | None:
 def _value(expression: Any, point: dict[Any, Any]) -> Any:
     try:
         value = sympy.N(expression.doit() if not point else expression, 30, subs=point)
-    except (ValueError, TypeError, ZeroDivisionError, AttributeError, NotImplementedError, RecursionError):
+    except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
         return None
     return value if value.is_number and value.is_finite else None
 

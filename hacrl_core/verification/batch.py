@@ -1,0 +1,169 @@
+"""``verify_batch``: the one call that everything uses."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.errors import ConfigError, VerificationError
+from hacrl_core.verification.maths import MathsVerifier, response_is_boxed
+from hacrl_core.verification.pool import Group, Limits, shared_pool
+from hacrl_core.verification.shaping import base_reward, shaped_reward
+from hacrl_core.verification.simple import ExactVerifier, NumericVerifier
+from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier
+
+_MAX_GROUP = 32
+_BUILT_IN: dict[str, Verifier] = {
+    verifier.name: verifier for verifier in (MathsVerifier(), ExactVerifier(), NumericVerifier())
+}
+
+
+class UserVerifier:
+    """Everything about the user's function happens in a worker; it sees the response as the model wrote it."""
+
+    def __init__(self, entry_point: str) -> None:
+        self.name = entry_point
+        self.task: str | None = entry_point
+
+    def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
+        return Judgement(None, response)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    kind: VerdictKind
+    answer: str
+    milliseconds: float
+    reward: float | None = None
+
+
+def verify_batch(
+    responses: Sequence[str],
+    golds: Sequence[str],
+    config: VerifyConfig | None = None,
+    *,
+    token_counts: Sequence[int] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Verdict]:
+    """One verdict per response, in order. Equal (response, gold) pairs and equal (answer, gold) pairs are verified once.
+
+    ``on_progress(done, total)`` counts responses. ``token_counts`` is needed by the overlong penalty only.
+    """
+    config = config or VerifyConfig()
+    if len(responses) != len(golds):
+        raise ConfigError(
+            f"verify_batch: {len(responses)} responses but {len(golds)} golds; pass one gold per response"
+        )
+    if config.overlong and token_counts is None:
+        raise ConfigError(
+            "verify_batch: 'overlong' is set but token_counts is missing; pass the length of each response"
+        )
+    verifier = _BUILT_IN.get(config.verifier) or UserVerifier(config.verifier)
+    pairs: dict[tuple[str, str], int] = {}
+    rows = [pairs.setdefault(pair, len(pairs)) for pair in zip(responses, golds, strict=True)]
+    weights = [0] * len(pairs)
+    for row in rows:
+        weights[row] += 1
+    outcomes = _outcomes(list(pairs), weights, verifier, config, on_progress)
+    return [
+        _verdict(outcomes[row], response, verifier.name, config, None if token_counts is None else token_counts[index])
+        for index, (row, response) in enumerate(zip(rows, responses, strict=True))
+    ]
+
+
+def check_error_share(verdicts: Sequence[Verdict], config: VerifyConfig) -> None:
+    """Fail when the verifier itself failed too often; one error alone never does."""
+    errors = sum(verdict.verdict is VerdictKind.ERROR for verdict in verdicts)
+    if errors > 1 and errors > config.max_error_share * len(verdicts):
+        raise VerificationError(
+            f"verifier {config.verifier!r}: {errors} of {len(verdicts)} answers ended in an error, more than "
+            f"max_error_share {config.max_error_share}; look at the verdicts, or raise memory_mb or max_error_share"
+        )
+
+
+def _outcomes(
+    pairs: list[tuple[str, str]],
+    weights: list[int],
+    verifier: Verifier,
+    config: VerifyConfig,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[_Outcome]:
+    outcomes: list[_Outcome | None] = [None] * len(pairs)
+    done, total = 0, sum(weights)
+    waiting: dict[tuple[str, str], list[int]] = {}
+    for index, (response, gold) in enumerate(pairs):
+        started = time.perf_counter()
+        judgement = verifier.judge(response, gold, config) if gold.strip() else Judgement(VerdictKind.ERROR, "")
+        if judgement.kind is None:
+            waiting.setdefault((gold, judgement.answer), []).append(index)
+            continue
+        outcomes[index] = _Outcome(judgement.kind, judgement.answer, (time.perf_counter() - started) * 1000)
+        done += weights[index]
+    if on_progress and done:
+        on_progress(done, total)
+    if waiting:
+        keys = list(waiting)
+
+        def take(key: int, result: dict[str, Any]) -> None:
+            nonlocal done
+            for index in waiting[keys[key]]:
+                outcomes[index] = _from_worker(result, keys[key][1], verifier)
+                done += weights[index]
+            if on_progress:
+                on_progress(done, total)
+
+        with shared_pool() as pool:
+            pool.run(_groups(keys, verifier, config), _limits(config), _preload(verifier), take)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _groups(keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfig) -> list[Group]:
+    """One gold per group, so that it is parsed once; short answers first, so that a bomb delays as few others as it can."""
+    assert verifier.task is not None
+    by_gold: dict[str, list[tuple[int, tuple[str, str]]]] = {}
+    for key, (gold, answer) in enumerate(keys):
+        pair = verifier.payload(gold, answer) if isinstance(verifier, MathsVerifier) else (gold, answer)
+        by_gold.setdefault(pair[0], []).append((key, pair))
+    groups = []
+    for members in by_gold.values():
+        members.sort(key=lambda member: len(member[1][1]))
+        for start in range(0, len(members), _MAX_GROUP):
+            part = members[start : start + _MAX_GROUP]
+            options = {"tolerance": config.tolerance}
+            groups.append(Group([key for key, _ in part], [pair for _, pair in part], verifier.task, options))
+    groups.sort(key=lambda group: len(group.pairs[-1][1]))
+    return groups
+
+
+def _limits(config: VerifyConfig) -> Limits:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Limits(
+        cpu_seconds=config.timeout_seconds,
+        wall_seconds=config.wall_timeout_seconds or 10 * config.timeout_seconds,
+        memory_mb=config.memory_mb,
+        workers=config.workers or min(8, cores),
+    )
+
+
+def _preload(verifier: Verifier) -> str:
+    return "hacrl_core.verification.symbolic" if isinstance(verifier, MathsVerifier) else ""
+
+
+def _from_worker(result: dict[str, Any], answer: str, verifier: Verifier) -> _Outcome:
+    if isinstance(verifier, UserVerifier):
+        answer = str(result.get("answer", ""))
+    return _Outcome(
+        VerdictKind(result["verdict"]), answer, float(result.get("milliseconds", 0.0)), result.get("reward")
+    )
+
+
+def _verdict(outcome: _Outcome, response: str, name: str, config: VerifyConfig, tokens: int | None) -> Verdict:
+    reward = outcome.reward
+    if reward is None:
+        well_formed = config.format_reward > 0 and response_is_boxed(response)
+        reward = base_reward(outcome.kind, well_formed=well_formed, format_reward=config.format_reward)
+    if outcome.kind is not VerdictKind.ERROR:
+        reward = shaped_reward(reward, tokens, config.overlong)
+    return Verdict(reward, outcome.kind, outcome.answer, outcome.milliseconds, name)

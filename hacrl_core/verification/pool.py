@@ -1,0 +1,299 @@
+"""A pool of killable workers with a deadline in CPU time, kept by this process and shared by all its calls.
+
+A group is one gold with its distinct answers. A worker returns them one by one; one that uses up its CPU seconds is killed,
+the answer it was at gets ``timeout``, and the rest of its group goes to the next worker. Deadlines are measured in the
+worker's CPU time, so a loaded machine changes no verdict; a wall-clock limit catches code that sleeps.
+"""
+
+import atexit
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hacrl_core.errors import ConfigError, VerificationError
+from hacrl_core.verification.worker import receive, send
+
+_POLL_SECONDS = 0.02
+_START_SECONDS = 120.0
+_MESSAGE_SECONDS = 60.0
+_DEATHS_IN_A_ROW = 100
+_NURSERY = (
+    "import socket, sys; from hacrl_core.verification.worker import nursery; "
+    "nursery(socket.socket(fileno=int(sys.argv[1])))"
+)
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    cpu_seconds: float
+    wall_seconds: float
+    memory_mb: int
+    workers: int
+
+
+@dataclass(slots=True)
+class Group:
+    """Pairs (gold, answer) with one gold; ``keys`` says where each result belongs."""
+
+    keys: list[int]
+    pairs: list[tuple[str, str]]
+    task: str
+    options: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Worker:
+    pid: int
+    connection: socket.socket
+    group: Group | None = None
+    ready: bool = False
+    done: int = 0
+    since: float = 0.0
+    cpu_at: float = 0.0
+
+    def restart_clock(self) -> None:
+        self.since = time.monotonic()
+        self.cpu_at = cpu_seconds(self.pid, self.since)
+
+
+def cpu_seconds(pid: int, fallback: float) -> float:
+    """CPU time of a process, user and system; the wall clock where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return fallback
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Pool:
+    owner: int = field(default_factory=os.getpid)
+    workers: list[Worker] = field(default_factory=list)
+    memory_mb: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    control: socket.socket | None = None
+    deaths: int = 0
+
+    def run(
+        self, groups: Sequence[Group], limits: Limits, preload: str, on_result: Callable[[int, dict[str, Any]], None]
+    ) -> None:
+        """Every key of every group gets exactly one result."""
+        queue = deque(groups)
+        if self.memory_mb != limits.memory_mb:
+            self._drop_workers()
+            self.memory_mb = limits.memory_mb
+        self.deaths = 0
+        try:
+            while queue or any(worker.group for worker in self.workers):
+                while queue and (worker := self._idle(limits, preload, len(queue))):
+                    self._assign(worker, queue.popleft(), queue)
+                self._wait(queue, on_result)
+                self._enforce(limits, queue, on_result)
+        except BaseException:
+            self._drop_workers()
+            raise
+
+    def _idle(self, limits: Limits, preload: str, waiting: int) -> Worker | None:
+        for worker in self.workers[: limits.workers]:
+            if worker.group is None:
+                return worker
+        if len(self.workers) < min(limits.workers, len([w for w in self.workers if w.group]) + waiting):
+            self.workers.append(self._spawn(preload))
+            return self.workers[-1]
+        return None
+
+    def _assign(self, worker: Worker, group: Group, queue: deque[Group]) -> None:
+        worker.group, worker.ready, worker.done = group, False, 0
+        message = {"task": group.task, "pairs": group.pairs, "options": group.options}
+        try:
+            send(worker.connection, message)
+        except OSError:  # it died while idle, which is nobody's fault
+            queue.appendleft(group)
+            self._remove(worker)
+            return
+        worker.restart_clock()
+
+    def _wait(self, queue: deque[Group], on_result: Callable[[int, dict[str, Any]], None]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for worker in self.workers:
+                if worker.group:
+                    selector.register(worker.connection, selectors.EVENT_READ, worker)
+            for key, _ in selector.select(_POLL_SECONDS) if selector.get_map() else ():
+                worker = key.data
+                try:
+                    message = receive(worker.connection)
+                except (EOFError, OSError):
+                    self._fail(worker, queue, on_result, {"verdict": "error", "message": "the worker died"})
+                    continue
+                self._take(worker, message, queue, on_result)
+
+    def _take(
+        self,
+        worker: Worker,
+        message: dict[str, Any],
+        queue: deque[Group],
+        on_result: Callable[[int, dict[str, Any]], None],
+    ) -> None:
+        group = worker.group
+        assert group is not None
+        if "fatal" in message:
+            raise ConfigError(f"verifier {group.task!r} cannot be loaded: {message['fatal']}; correct 'verifier'")
+        if "ready" in message:
+            worker.ready = True
+        else:
+            on_result(group.keys[worker.done], message)
+            self.deaths = 0
+            worker.done += 1
+            if message.get("exhausted"):  # out of memory: it ended itself, and what is left of its group is innocent
+                self._remove(worker)
+                self._requeue(group, worker.done, queue)
+                return
+            if worker.done == len(group.keys):
+                worker.group = None
+        worker.restart_clock()
+
+    def _enforce(self, limits: Limits, queue: deque[Group], on_result: Callable[[int, dict[str, Any]], None]) -> None:
+        now = time.monotonic()
+        for worker in list(self.workers):
+            if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
+                continue
+            used = cpu_seconds(worker.pid, now) - worker.cpu_at
+            if used >= limits.cpu_seconds - _POLL_SECONDS or now - worker.since >= limits.wall_seconds:
+                self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
+
+    def _fail(
+        self,
+        worker: Worker,
+        queue: deque[Group],
+        on_result: Callable[[int, dict[str, Any]], None],
+        result: dict[str, Any],
+    ) -> None:
+        """The worker is lost: its current answer gets ``result``, the rest of its group waits for another worker."""
+        group, done, ready = worker.group, worker.done, worker.ready
+        self._remove(worker)
+        assert group is not None
+        if not ready:
+            # Nobody's answer is to blame for a gold that cannot be parsed.
+            for key in group.keys:
+                on_result(key, {"verdict": "error", "message": "the gold could not be parsed in time"})
+            return
+        on_result(group.keys[done], result)
+        self._requeue(group, done + 1, queue)
+
+    @staticmethod
+    def _requeue(group: Group, done: int, queue: deque[Group]) -> None:
+        if done < len(group.keys):
+            queue.append(Group(group.keys[done:], group.pairs[done:], group.task, group.options))
+
+    def _spawn(self, preload: str) -> Worker:
+        self.deaths += 1
+        if self.deaths > _DEATHS_IN_A_ROW:
+            raise VerificationError(f"{self.deaths} verifier workers died in a row; raise memory_mb ({self.memory_mb})")
+        for attempt in range(2):
+            ours, theirs = socket.socketpair()
+            try:
+                if self.process is None or self.process.poll() is not None:
+                    self._start()
+                assert self.control is not None
+                send(self.control, {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb})
+                socket.send_fds(self.control, [b"f"], [theirs.fileno()])
+                self.control.settimeout(_START_SECONDS)
+                ours.settimeout(_MESSAGE_SECONDS)
+                return Worker(int(receive(self.control)["pid"]), ours)
+            except (EOFError, OSError) as error:
+                ours.close()
+                self._drop_workers()
+                self._stop()
+                if attempt:
+                    raise VerificationError(
+                        f"verifier workers cannot be started: {error or 'the process ended'}"
+                    ) from error
+            finally:
+                theirs.close()
+        raise AssertionError("unreachable")
+
+    def _start(self) -> None:
+        self._stop()
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _NURSERY, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+            )
+
+    def _remove(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        worker.connection.close()
+        if self.control is not None:
+            with contextlib.suppress(OSError):
+                send(self.control, {"kill": worker.pid})
+
+    def _drop_workers(self) -> None:
+        for worker in list(self.workers):
+            self._remove(worker)
+
+    def _stop(self) -> None:
+        """Closing the control socket makes the nursery kill its workers and end."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+        if self.process is not None and self.owner == os.getpid():
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+        self.workers.clear()
+        self._stop()
+
+
+def _python_path() -> str:
+    """The nursery must find this package also where it is not installed; the rest of sys.path follows with each request."""
+    return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
+
+
+_lock = threading.Lock()
+_pool: Pool | None = None
+
+
+@contextlib.contextmanager
+def shared_pool() -> Iterator[Pool]:
+    """The pool of this process, one caller at a time. A forked child gets its own."""
+    global _pool
+    with _lock:
+        if _pool is None or _pool.owner != os.getpid():
+            _pool = Pool()
+        yield _pool
+
+
+def close_pool() -> None:
+    """End the workers of this process; the next call starts new ones."""
+    global _pool
+    with _lock:
+        if _pool is not None and _pool.owner == os.getpid():
+            _pool.close()
+        _pool = None
+
+
+atexit.register(close_pool)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().__setitem__("_lock", threading.Lock()))
