@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from hacrl_core.rendering.plain_text import special_ids
+from hacrl_core.rendering.plain_text import specials_of
 
 
 def tokenizer_fingerprint(tokenizer: Any, chat_template: str | None = None) -> str:
@@ -15,7 +15,7 @@ def tokenizer_fingerprint(tokenizer: Any, chat_template: str | None = None) -> s
     """
     identity = {
         "pipeline": _pipeline(tokenizer),
-        "special_ids": {str(token_id): text for token_id, text in special_ids(tokenizer).items()},
+        "special_ids": {str(token_id): text for token_id, text in specials_of(tokenizer).texts.items()},
         "roles": {role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         "chat_template": chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None),
     }

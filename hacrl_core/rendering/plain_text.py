@@ -6,6 +6,8 @@ turns up, the text is encoded again by a twin of the tokenizer in which every sp
 """
 
 import json
+import re
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,15 +16,40 @@ from tokenizers import Tokenizer
 # Names of the twin's special tokens: U+0000 and a private-use character, so that no pre-tokenizer or merge leads to them.
 _UNSPELLABLE = "\x00\U0010fffd{id}\U0010fffd\x00"
 
-# A memo of a pure function, not state: building a twin parses the whole vocabulary (about a second for 150k entries).
-_twins: WeakKeyDictionary[Any, tuple[int, Tokenizer]] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Specials:
+    """Every special token of a tokenizer, named role or added."""
+
+    texts: dict[int, str]  # by id
+    pattern: re.Pattern[str] | None  # finds their texts, the longest first; None where there are none
 
 
-def special_ids(tokenizer: Any) -> dict[int, str]:
-    """Every special token of the tokenizer, named role or added, by id."""
-    found = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+# Memos of pure functions, not state. Some tokenizers have thousands of special tokens, and asking for them takes longer than
+# encoding a page; building a twin parses the whole vocabulary (about a second for 150k entries).
+_State = tuple[int, tuple[int, ...]]
+_specials: WeakKeyDictionary[Any, tuple[_State, Specials]] = WeakKeyDictionary()
+_twins: WeakKeyDictionary[Any, tuple[_State, Tokenizer]] = WeakKeyDictionary()
+
+
+def specials_of(tokenizer: Any) -> Specials:
+    known = _specials.get(tokenizer)
+    state = _state(tokenizer)
+    if known is not None and known[0] == state:
+        return known[1]
+    texts = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return found | {int(token_id): token.content for token_id, token in added.items() if token.special}
+    texts |= {int(token_id): token.content for token_id, token in added.items() if token.special}
+    # A special token of white space only (some have one for a new line) is no markup, whoever writes it.
+    visible = sorted((text for text in texts.values() if text.strip()), key=len, reverse=True)
+    specials = Specials(texts, re.compile("|".join(map(re.escape, visible))) if visible else None)
+    _specials[tokenizer] = (state, specials)
+    return specials
+
+
+def _state(tokenizer: Any) -> _State:
+    """Changes when tokens are added or roles are given to others."""
+    return len(tokenizer), tuple(tokenizer.all_special_ids)
 
 
 def encode_plain_text(tokenizer: Any, text: str, *, never: frozenset[int] = frozenset()) -> list[int]:
@@ -33,7 +60,7 @@ def encode_plain_text(tokenizer: Any, text: str, *, never: frozenset[int] = froz
     """
     text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be tokenised
     ids = _ids(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False))
-    specials = special_ids(tokenizer)
+    specials = specials_of(tokenizer).texts
     if specials.keys().isdisjoint(ids):
         return ids
     if getattr(tokenizer, "is_fast", False):
@@ -49,12 +76,13 @@ def _ids(values: Any) -> list[int]:
 
 def _twin(tokenizer: Any, specials: dict[int, str]) -> Tokenizer:
     known = _twins.get(tokenizer)
-    if known is not None and known[0] == len(tokenizer):
+    state = _state(tokenizer)
+    if known is not None and known[0] == state:
         return known[1]
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     twin = Tokenizer.from_str(json.dumps(_with_unspellable_specials(spec, specials)))
     twin.encode_special_tokens = True
-    _twins[tokenizer] = (len(tokenizer), twin)
+    _twins[tokenizer] = (state, twin)
     return twin
 
 

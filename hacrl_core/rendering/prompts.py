@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from hacrl_core.errors import EngineError
-from hacrl_core.rendering.plain_text import encode_plain_text, special_ids
+from hacrl_core.rendering.plain_text import encode_plain_text, specials_of
 
 # Stands for special-token text inside a message while the template renders: U+FFFFE is a noncharacter, no real text has it.
 _PLACEHOLDER = "\U000ffffe{index}\U000ffffe"
@@ -33,8 +33,7 @@ def render_prompt(
         raise EngineError("render_prompt: no messages; a problem needs at least one message with role and content")
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise EngineError(f"{_name(tokenizer)}: the tokenizer has no chat template; set chat_template for this agent")
-    specials = special_ids(tokenizer)
-    hidden_messages, hidden = _hide_specials(messages, list(specials.values()))
+    hidden_messages, hidden = _hide_specials(messages, specials_of(tokenizer).pattern)
     text = _apply_template(tokenizer, hidden_messages, chat_template, dict(template_options or {}))
     ids: list[int] = []
     for index, part in enumerate(_PLACEHOLDERS.split(text)):  # template text and hidden indices alternate
@@ -47,7 +46,7 @@ def render_prompt(
 
 
 def _hide_specials(
-    messages: Sequence[Mapping[str, Any]], special_texts: list[str]
+    messages: Sequence[Mapping[str, Any]], pattern: re.Pattern[str] | None
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Messages with placeholders for special-token text, and the texts that the placeholders stand for."""
     hidden: list[str] = []
@@ -56,9 +55,6 @@ def _hide_specials(
         hidden.append(match.group())
         return _PLACEHOLDER.format(index=len(hidden) - 1)
 
-    # The longest first, or "<|end|>x" hides only the "<|end|>" of a token that is called that.
-    texts = sorted((text for text in special_texts if text.strip()), key=len, reverse=True)
-    pattern = re.compile("|".join(re.escape(text) for text in texts)) if texts else None
     clean = []
     for message in messages:
         fields = {

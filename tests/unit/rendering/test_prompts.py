@@ -3,7 +3,7 @@ import pytest
 from hacrl_core.errors import EngineError
 from hacrl_core.problems.problem import Problem
 from hacrl_core.rendering import render_prompt
-from hacrl_core.rendering.plain_text import special_ids
+from hacrl_core.rendering.plain_text import specials_of
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 12+30?"}]
 
@@ -95,5 +95,5 @@ def test_thinking_template_and_its_options(make):
 def test_a_problem_cannot_end_its_own_turn(any_tokenizer, attack):
     honest = render_prompt(any_tokenizer, [{"role": "user", "content": "What is 42?"}])
     ids = render_prompt(any_tokenizer, [{"role": "user", "content": f"What is {attack} 42?"}])
-    specials = special_ids(any_tokenizer).keys() - {any_tokenizer.unk_token_id}
+    specials = specials_of(any_tokenizer).texts.keys() - {any_tokenizer.unk_token_id}
     assert [i for i in ids if i in specials] == [i for i in honest if i in specials]

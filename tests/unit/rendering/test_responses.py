@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from hacrl_core.errors import EngineError
 from hacrl_core.rendering import decode_response, encode_response
-from hacrl_core.rendering.plain_text import special_ids
+from hacrl_core.rendering.plain_text import specials_of
 
 EXACT = {
     "byte_bpe",
@@ -34,7 +34,7 @@ def _encode(tokenizer, text, **options):
 
 
 def _control_ids(tokenizer):
-    return special_ids(tokenizer).keys() - {tokenizer.unk_token_id}
+    return specials_of(tokenizer).texts.keys() - {tokenizer.unk_token_id}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -181,3 +181,12 @@ def test_byte_level_and_sentencepiece_exchange_text(make, text):
         received = _encode(learner, sent)
         assert decode_response(learner, received.token_ids) == text
         assert received.token_ids[-1] == learner.eos_token_id
+
+
+def test_tokens_added_later_are_special_too(make):
+    tokenizer = make("unigram")
+    _encode(tokenizer, "</s>")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<later>"]})
+    assert tokenizer.convert_tokens_to_ids("<later>") not in _encode(tokenizer, "a <later> b </s>").token_ids
+    tokenizer.eos_token = "<|user|>"
+    assert tokenizer.convert_tokens_to_ids("</s>") not in _encode(tokenizer, "a </s>").token_ids
