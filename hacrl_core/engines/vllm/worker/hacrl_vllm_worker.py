@@ -1,0 +1,185 @@
+"""One vLLM engine behind a pair of pipes: a JSON object per line in, a JSON object per line out.
+
+Commands: load, swap, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and ``progress`` come before
+it, ``{"event": "failed", "error": …}`` means that the engine's state is unknown and the process ends. Every response names the
+digest of the weights it was sampled from. stdout and stderr are vLLM's and the libraries' to write to; they go to a log.
+"""
+
+import json
+import os
+import queue
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+PROGRESS_SECONDS = 0.5
+CPU_BLOCK = 128  # tokens in a block of the KV cache of vLLM's CPU build
+
+
+def serve(commands: int, results: int) -> None:
+    """Answer commands until the other end of the pipe is gone; then end, with every process vLLM has started."""
+    inbox: queue.Queue[Message] = queue.Queue()
+    threading.Thread(target=_read, args=(commands, inbox), daemon=True).start()
+    worker = Worker()
+    while True:
+        command = inbox.get()
+        try:
+            for reply in worker.answer(command):
+                _write(results, reply)
+        except Exception as error:
+            traceback.print_exc()
+            _write(results, {"event": "failed", "error": f"{type(error).__name__}: {error}"})
+            os._exit(1)
+
+
+def _read(commands: int, inbox: "queue.Queue[Message]") -> None:
+    parent = os.getppid()
+    unfinished = b""
+    while True:
+        ready = select.select([commands], [], [], 1.0)[0]
+        chunk = os.read(commands, 1 << 20) if ready else b""
+        # A forked child of the engine's process may hold the pipe open after it has died, hence the parent's id as well.
+        if (ready and not chunk) or os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+        *lines, unfinished = (unfinished + chunk).split(b"\n")
+        for line in lines:
+            inbox.put(json.loads(line))
+
+
+def _write(results: int, reply: Message) -> None:
+    view = memoryview(json.dumps(reply).encode() + b"\n")
+    while view:
+        view = view[os.write(results, view) :]
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self.digest: str | None = None  # of the weights in memory; None while they are being replaced
+
+    def answer(self, command: Message) -> Iterator[Message]:
+        operation = command.pop("op")
+        digest = command.pop("digest")
+        if operation in ("score", "sample") and digest != self.digest:
+            raise RuntimeError(f"asked for policy {digest}, but {self.digest} is loaded")
+        if operation == "load":
+            self.engine = start_engine(**command)
+        elif operation == "swap":
+            self._swap(command["checkpoint"])
+        elif operation == "score":
+            yield {"event": "done", "digest": digest, "logprobs": self._score(command["sequences"])}
+            return
+        else:
+            yield from self._sample(**command)
+        self.digest = digest
+        yield {"event": "done", "digest": digest}
+
+    def _swap(self, checkpoint: str) -> None:
+        self.digest = None
+        self.engine.collective_rpc("hacrl_swap_weights", args=(checkpoint,))
+        # Cached keys and values belong to the old weights.
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be emptied after a weight swap")
+
+    def _score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-prob of every token but the first, under the raw policy."""
+        params = sampling_params(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        for index, token_ids in enumerate(sequences):
+            self.engine.add_request(str(index), {"prompt_token_ids": token_ids}, params.clone())
+        found: list[list[float]] = [[] for _ in sequences]
+        for output in self._finished():
+            token_ids = sequences[int(output.request_id)]
+            rows = output.prompt_logprobs[1:]
+            found[int(output.request_id)] = [row[t].logprob for t, row in zip(token_ids[1:], rows, strict=True)]
+        return found
+
+    def _sample(self, requests: list[Message], params: Message) -> Iterator[Message]:
+        wanted = params | {"logprobs": 0, "detokenize": bool(params["stop"])}
+        for request in requests:
+            prompt = {"prompt_token_ids": request["prompt"]}
+            self.engine.add_request(request["id"], prompt, sampling_params(**wanted, seed=request["seed"]))
+        written, reported = 0, time.monotonic()
+        for output in self._finished(idle=True):
+            if output is not None:
+                done = output.outputs[0]
+                written += len(done.token_ids)
+                logprobs = [row[t].logprob for t, row in zip(done.token_ids, done.logprobs, strict=True)]
+                yield {
+                    "event": "response",
+                    "digest": self.digest,
+                    "id": output.request_id,
+                    "token_ids": list(done.token_ids),
+                    "logprobs": logprobs,
+                    "finish_reason": done.finish_reason,
+                }
+            if time.monotonic() - reported > PROGRESS_SECONDS:
+                reported = time.monotonic()
+                yield {"event": "progress", "tokens": written + self._in_flight()}
+
+    def _finished(self, idle: bool = False) -> Iterator[Any]:
+        """Outputs as they finish; with ``idle`` also a None after each step."""
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                if output.finished:
+                    yield output
+            if idle:
+                yield None
+
+    def _in_flight(self) -> int:
+        try:
+            states = self.engine.output_processor.request_states.values()
+            return sum(state.detokenizer.num_output_tokens() for state in states)
+        except AttributeError:  # inner parts of vLLM, read for the progress bar only
+            return 0
+
+
+def sampling_params(**settings: Any) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams  # type: ignore[import-not-found]
+
+    return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **settings)
+
+
+def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequences: int, **settings: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+    from vllm.platforms import current_platform  # type: ignore[import-not-found]
+    from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
+
+    args = EngineArgs(
+        model=checkpoint,
+        max_model_len=max_length + 1,  # scoring a response of full length asks vLLM for one token more
+        max_num_seqs=max_sequences,
+        gpu_memory_utilization=memory_share,
+        # The log-probs of the distribution sampled from. Seeds per request rule out the kernels that cannot give them.
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls="hacrl_vllm_extension.WeightSwap",
+        trust_remote_code=False,
+        disable_log_stats=True,
+        **settings,
+    )
+    if current_platform.is_cpu():
+        # A seeded request whose prompt is split over two steps ends vLLM's CPU build: its random generator has no offset.
+        args.enable_chunked_prefill = False
+        args.max_num_batched_tokens = max(max_length + 1, 4096)
+        args.kv_cache_memory_bytes = _cpu_cache_bytes(args, memory_share)
+    return LLMEngine.from_engine_args(args)
+
+
+def _cpu_cache_bytes(args: Any, memory_share: float) -> int:
+    """What the sequences in flight can fill, and no more than the share of the memory that is free now.
+
+    Left alone, vLLM takes the share of all memory for itself, so the second agent on a machine would find none.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    config = args.create_engine_config()
+    model = config.model_config
+    size = {"torch.float32": 4}.get(str(model.dtype), 2)
+    layers, heads = model.get_num_layers(config.parallel_config), model.get_num_kv_heads(config.parallel_config)
+    per_block = CPU_BLOCK * 2 * layers * heads * model.get_head_size() * size
+    blocks = args.max_num_seqs * -(-args.max_model_len // CPU_BLOCK) + 8
+    return int(min(blocks * per_block, memory_share * psutil.virtual_memory().available))
