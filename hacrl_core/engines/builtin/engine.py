@@ -12,6 +12,7 @@ from torch import Tensor
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.engines.agents import Agent, load_agent
 from hacrl_core.engines.builtin.decoder import Decoder
+from hacrl_core.engines.builtin.fast import build_fast_decoder
 from hacrl_core.engines.builtin.generic import GenericDecoder
 from hacrl_core.engines.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.engines.builtin.stopping import StopStrings
@@ -58,19 +59,6 @@ class BuiltinEngine:
         loaded = self._load(checkpoint, policy_digest)
         return self._sample(loaded, requests, params, on_progress)
 
-    def generate_with(
-        self,
-        agent: Agent,
-        requests: Sequence[GenerationRequest],
-        params: SamplingParams,
-        on_progress: ProgressCallback | None = None,
-    ) -> list[Generation]:
-        """Sample from an agent already in memory; its weights are read as they are now and nothing is kept."""
-        if not requests:
-            return []
-        loaded = _Loaded("", agent, self._decoder(agent))
-        return self._sample(loaded, requests, params, on_progress)
-
     def release(self) -> None:
         """Free the agent's memory; the next call loads again."""
         self._loaded = None
@@ -89,6 +77,10 @@ class BuiltinEngine:
         return self._loaded
 
     def _decoder(self, agent: Agent) -> Decoder:
+        if self.config.fast_path:
+            fast = build_fast_decoder(agent.model, agent.pad_token_id, agent.context_length)
+            if fast is not None:
+                return fast
         return GenericDecoder(agent.model, agent.pad_token_id)
 
     def _device(self) -> str:

@@ -15,7 +15,7 @@ from hacrl_core.engines.builtin.sampling import Draw, draw, stream_keys, uniform
 from hacrl_core.engines.builtin.stopping import StopStrings
 from hacrl_core.engines.protocols import GenerationRequest, ProgressCallback, SamplingParams
 
-PREFILL_TOKENS = 16384  # most padded prompt tokens in one forward, which bounds its memory
+PREFILL_TOKENS = 4096  # most padded prompt tokens in one forward, which bounds its memory
 PROGRESS_SECONDS = 0.1
 AloneLogits = Callable[[Sequence[int]], Tensor]  # token ids of one sequence to the logits_1V that follow it
 
@@ -51,10 +51,12 @@ class Scheduler:
     ) -> None:
         self._decoder, self._requests, self._params, self._stop = decoder, requests, params, stop
         self._device, self._alone, self._on_progress = device, logits_alone, on_progress
-        self._capacity = min(batch_size, len(requests))
+        longest = max(len(r.prompt_token_ids) for r in requests) + params.max_tokens
+        self._capacity = min(decoder.preferred_rows(batch_size, longest), len(requests))
         self._results: list[Sampled | None] = [None] * len(requests)
         self._queue = _grouped_by_prompt(requests)
         self._uses = Counter(r.prompt_token_ids for r in requests)  # samples of a prompt still waiting
+        self._unread = deque(self._uses)  # prompts in the order of the queue
         self._prefills: dict[tuple[int, ...], tuple[Prefill, int]] = {}
         self._keys_N = stream_keys(np.array([r.seed % 2**64 for r in requests], dtype=np.uint64))
         self._is_stop_V: np.ndarray | None = None
@@ -109,11 +111,13 @@ class Scheduler:
         return self._prefills[self._requests[request].prompt_token_ids]
 
     def _read_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        fresh = [p for p in dict.fromkeys(prompts) if p not in self._prefills]
-        while fresh:
-            chunk: list[tuple[int, ...]] = []
-            while fresh and (not chunk or (len(chunk) + 1) * max(map(len, [*chunk, fresh[0]])) <= PREFILL_TOKENS):
-                chunk.append(fresh.pop(0))
+        """Read ahead in the order of the queue: one large forward costs less than several small ones."""
+        while any(p not in self._prefills for p in prompts):
+            chunk = [self._unread.popleft()]
+            width = len(chunk[0])
+            while self._unread and (len(chunk) + 1) * max(width, len(self._unread[0])) <= PREFILL_TOKENS:
+                chunk.append(self._unread.popleft())
+                width = max(width, len(chunk[-1]))
             prefill = self._decoder.prefill(chunk)
             self._prefills.update({prompt: (prefill, row) for row, prompt in enumerate(chunk)})
 

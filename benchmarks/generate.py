@@ -1,0 +1,230 @@
+"""Tokens per second of the built-in engine against ``transformers`` generate, in one run, one thread, float32.
+
+    python benchmarks/generate.py [--quick]
+
+Both sides sample (temperature 1) the same number of tokens from the same random weights, 16-token prompts in groups of 8
+samples, as in RL. Repetitions alternate between the two sides and the ratio is that of the medians. Ends with one JSON line.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from hacrl_core.config.generation import BuiltinEngineConfig
+from hacrl_core.engines.builtin import BuiltinEngine
+from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+
+PROMPT_TOKENS = 16
+GROUP = 8
+END = 1  # the end token
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: dict[str, Any]
+    batch: int
+    tokens: int
+    shortest: int  # responses are this long up to ``tokens``; equal: all the same length
+    target: float
+    repeats: int
+
+
+TINY = {  # 0.9M parameters
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+LLAMA_135M = {  # the shape of SmolLM2-135M
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+CASES = [
+    Case("tiny_equal_lengths", TINY, batch=256, tokens=64, shortest=64, target=1.5, repeats=7),
+    Case("tiny_lengths_4_to_64", TINY, batch=256, tokens=64, shortest=4, target=2.5, repeats=7),
+    Case("llama_135m", LLAMA_135M, batch=16, tokens=64, shortest=64, target=1.25, repeats=3),
+]
+
+
+def save_checkpoint(case: Case, folder: Path) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**case.model, eos_token_id=END, pad_token_id=0, bos_token_id=None))
+    model.eval().save_pretrained(folder)
+    words = {f"t{i}": i for i in range(case.model["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t2"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="t0", eos_token="t1").save_pretrained(folder)
+    return model
+
+
+def lengths_of(case: Case) -> list[int]:
+    """When each response ends: evenly spread, in random order, so that a batch has all lengths."""
+    return (
+        np.random.default_rng(1)
+        .permutation(np.linspace(case.shortest, case.tokens, case.batch).round().astype(int))
+        .tolist()
+    )
+
+
+def prompts_of(case: Case) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    groups = [
+        tuple(rng.integers(2, case.model["vocab_size"], PROMPT_TOKENS).tolist()) for _ in range(case.batch // GROUP)
+    ]
+    return [prompt for prompt in groups for _ in range(GROUP)]
+
+
+class EndAt(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Makes response i end at length_i and not before; the same rule for both engines."""
+
+    def __init__(self, lengths: list[int], prompt_tokens: int) -> None:
+        self.lengths_B, self.prompt_tokens = torch.tensor(lengths), prompt_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, END] = -1e9
+        scores[self.lengths_B == input_ids.shape[1] - self.prompt_tokens + 1, END] = 1e9
+        return scores
+
+
+def run_transformers(case: Case, model: PreTrainedModel) -> Callable[[], int]:
+    ids = torch.tensor(prompts_of(case))
+    options: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "use_cache": True}
+    lengths = lengths_of(case)
+
+    def run() -> int:
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=case.tokens,
+                logits_processor=[EndAt(lengths, PROMPT_TOKENS)],
+                **options,
+            )
+        return sum(lengths)
+
+    return run
+
+
+def run_builtin(case: Case, folder: Path, config: BuiltinEngineConfig) -> Callable[[], int]:
+    engine = BuiltinEngine(config, batch_size=case.batch)
+    prompts, lengths = prompts_of(case), lengths_of(case)
+    requests = [GenerationRequest(str(i), prompt, seed=i) for i, prompt in enumerate(prompts)]
+
+    def run() -> int:
+        with ending_at(lengths):
+            got = engine.generate(folder, "benchmark", requests, SamplingParams(max_tokens=case.tokens))
+        assert [len(g.token_ids) for g in got] == lengths, "a response did not end where the benchmark says"
+        return sum(lengths)
+
+    return run
+
+
+class ending_at:
+    """Random weights end responses at random; for the benchmark the scheduler's draws get the same rule as EndAt."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths_N = np.array(lengths)
+
+    def __enter__(self) -> None:
+        from hacrl_core.engines.builtin.scheduler import Scheduler
+
+        self.sample = sample = Scheduler._sample
+        lengths_N = self.lengths_N
+
+        def constrained(scheduler: Scheduler, logits_BV: torch.Tensor) -> torch.Tensor:
+            ends_B = lengths_N[scheduler._request_B] == scheduler._count_B + 1
+            logits_BV = logits_BV.clone()
+            logits_BV[:, END] = torch.from_numpy(np.where(ends_B, 1e9, -1e9)).to(logits_BV.dtype)
+            return sample(scheduler, logits_BV)
+
+        Scheduler._sample = constrained  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        from hacrl_core.engines.builtin.scheduler import Scheduler
+
+        Scheduler._sample = self.sample  # type: ignore[method-assign]
+
+
+def measure(case: Case, repeats: int, config: BuiltinEngineConfig) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        sides = {"transformers": run_transformers(case, save_checkpoint(case, folder))}
+        sides["builtin"] = run_builtin(case, folder, config)
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for side in sides.values():
+            side()  # warm-up: loading, first allocations
+        for _ in range(repeats):
+            for side, run in sides.items():
+                start = time.perf_counter()
+                tokens = run()
+                seconds[side].append(time.perf_counter() - start)
+    rates = {side: tokens / statistics.median(times) for side, times in seconds.items()}
+    ratio = rates["builtin"] / rates["transformers"]
+    print(
+        f"{case.name}: "
+        + ", ".join(f"{side} {rate:,.0f} tokens/s" for side, rate in rates.items())
+        + f", {ratio:.2f} x"
+    )
+    return {
+        "name": f"{case.name}_speedup",
+        "value": round(ratio, 3),
+        "target": case.target,
+        "met": ratio >= case.target,
+        "tokens_per_second": {side: round(rate) for side, rate in rates.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny model only, three repetitions")
+    parser.add_argument("--compile", action="store_true", help="measure the compiled step instead of the plain one")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    cases = [case for case in CASES if not arguments.quick or case.model is TINY]
+    config = BuiltinEngineConfig(device="cpu", compile=arguments.compile)
+    figures = [measure(case, 3 if arguments.quick else case.repeats, config) for case in cases]
+    conditions = {
+        "threads": 1,
+        "dtype": "float32",
+        "prompt_tokens": PROMPT_TOKENS,
+        "samples_per_prompt": GROUP,
+        "repetitions": {c.name: 3 if arguments.quick else c.repeats for c in cases},
+        "statistic": "median, sides alternating in one process",
+        "compile": arguments.compile,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cpus": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "machine": platform.machine(),
+    }
+    print(json.dumps({"benchmark": "generate", "figures": figures, "conditions": conditions}))
+
+
+if __name__ == "__main__":
+    main()

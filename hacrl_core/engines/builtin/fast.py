@@ -1,0 +1,197 @@
+"""A hand-written decoding step for Llama-style decoders (Llama, Mistral, Qwen2, Qwen3).
+
+The saving over ``transformers`` is threefold. Keys and values live in one preallocated tensor, written in place, instead
+of being copied at every step. Projections of the same input are one matrix product. And on a CPU the batch is kept so
+small that its keys and values stay in the processor's cache: decoding reads all of them for every token, and for a
+tiny model main memory, not arithmetic, is what limits a batch of hundreds.
+
+A row's position ``t`` is stored at index ``t`` of its slot, so rows of any length sit side by side without padding.
+The step is checked against the model's own forward when it is built (``build_fast_decoder``).
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from hacrl_core.engines.builtin.decoder import Prefill
+from hacrl_core.engines.builtin.weights import DecoderWeights, decoder_weights
+
+logger = logging.getLogger(__name__)
+
+LENGTH_STEP = 32  # the cache grows by at least this many positions
+MIN_ROWS = 4  # below, matrix products take another kernel and round differently
+CPU_CACHE_BYTES = 8 << 20  # keys and values that a CPU batch may have, see preferred_rows
+SMALL_MODEL_BYTES = 16 << 20
+
+
+class FastDecoder:
+    joinable = True
+
+    def __init__(self, model: PreTrainedModel, weights: DecoderWeights, pad_token_id: int) -> None:
+        self.model, self.weights, self.pad_token_id = model, weights, pad_token_id
+        self.device, self.dtype = weights.embedding_VH.device, weights.embedding_VH.dtype
+        self.reset()
+
+    def reset(self) -> None:
+        w = self.weights
+        self._rows = 0
+        # [layer, key or value, slot, head, position, channel]
+        self._cache = torch.zeros((w.layers, 2, 0, w.kv_heads, 0, w.head_dim), device=self.device, dtype=self.dtype)
+        self._lengths: list[int] = []
+        self._lengths_B = torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def preferred_rows(self, batch_size: int, length: int) -> int:
+        """Fewer rows than asked for where they run faster: a small model on a CPU, whose cache should hold the batch."""
+        w = self.weights
+        if self.device.type != "cpu" or w.bytes > SMALL_MODEL_BYTES:
+            return batch_size
+        per_row = w.layers * 2 * w.kv_heads * w.head_dim * length * self._cache.element_size()
+        return min(batch_size, max(32, CPU_CACHE_BYTES // per_row))
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
+        """The model's own forward. Padding on the right needs no mask: no token looks ahead."""
+        lengths = tuple(map(len, prompts))
+        width = max(lengths)
+        ids = torch.tensor([[*p, *[self.pad_token_id] * (width - len(p))] for p in prompts], device=self.device)
+        cache = DynamicCache(config=self.model.config)
+        hidden = self.model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        last_PH = hidden[torch.arange(len(prompts), device=self.device), torch.tensor(lengths, device=self.device) - 1]
+        states = torch.stack([torch.stack([layer.keys, layer.values]) for layer in cache.layers])
+        return Prefill(self.model.lm_head(last_PH), lengths, states)
+
+    @torch.inference_mode()
+    def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:
+        states = prefill.cache
+        start, end = self._rows, self._rows + len(rows)
+        lengths = [prefill.lengths[row] for row in rows]
+        self._reserve(max(end, MIN_ROWS), max(lengths))
+        width = max(lengths)
+        self._cache[:, :, start:end, :, :width] = states[:, :, list(rows), :, :width]
+        self._rows = end
+        self._set_lengths(self._lengths + lengths)
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        moved = [(to, at) for to, at in enumerate(rows) if to != at]
+        if moved:
+            to, at = (list(column) for column in zip(*moved, strict=True))
+            width = max(self._lengths)
+            self._cache[:, :, to, :, :width] = self._cache[:, :, at, :, :width]
+        self._rows = len(rows)
+        self._set_lengths([self._lengths[row] for row in rows])
+
+    @torch.inference_mode()
+    def step(self, tokens_B: Tensor) -> Tensor:
+        live = self._rows
+        self._reserve(max(live, MIN_ROWS), max(self._lengths) + 1)
+        lengths_B = self._lengths_B
+        if live < MIN_ROWS:
+            tokens_B = F.pad(tokens_B, (0, MIN_ROWS - live), value=self.pad_token_id)
+            lengths_B = F.pad(lengths_B, (0, MIN_ROWS - live))
+        width = min(_round_up(max(self._lengths) + 1, 8), self._cache.shape[4])
+        logits_BV = decode_step(self.weights, self._cache, tokens_B, lengths_B, width)
+        self._lengths = [length + 1 for length in self._lengths]
+        self._lengths_B = self._lengths_B + 1
+        return logits_BV[:live]
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self._lengths = lengths
+        self._lengths_B = torch.tensor(lengths, dtype=torch.long, device=self.device)
+
+    def _reserve(self, rows: int, length: int) -> None:
+        """Grow the cache in generous steps: its final length is only known when the longest response ends."""
+        layers, two, have_rows, heads, have_length, channels = self._cache.shape
+        if rows <= have_rows and length <= have_length:
+            return
+        if length > have_length:
+            length = _round_up(max(length, have_length + have_length // 2), LENGTH_STEP)
+        shape = (layers, two, max(rows, have_rows), heads, max(length, have_length), channels)
+        grown = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        grown[:, :, :have_rows, :, :have_length] = self._cache
+        self._cache = grown
+
+
+def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: Tensor, width: int) -> Tensor:
+    """One token per row through all layers: writes its keys and values at ``lengths_B``, returns the next logits_BV."""
+    batch = tokens_B.shape[0]
+    groups = w.heads // w.kv_heads
+    turning = w.heads + w.kv_heads  # queries and keys are rotated, values are not
+    x_BH = w.embedding_VH[tokens_B]
+    cos_B1D, sin_B1D = w.cos_TD[lengths_B, None], w.sin_TD[lengths_B, None]
+    rows_B = torch.arange(batch, device=tokens_B.device)
+    hidden_BT = torch.arange(width, device=tokens_B.device) > lengths_B[:, None]
+    bias = torch.zeros((batch, 1, 1, width), dtype=x_BH.dtype, device=x_BH.device)
+    bias = bias.masked_fill_(hidden_BT[:, None, None], float("-inf"))
+    bias = bias.expand(batch, w.kv_heads, groups, width).reshape(batch * w.kv_heads, groups, width)
+    for index, layer in enumerate(w.blocks):
+        qkv = F.linear(F.rms_norm(x_BH, w.hidden, layer.attention_norm, w.epsilon), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(batch, turning + w.kv_heads, w.head_dim)
+        qk = qkv[:, :turning]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, w.channels, None, w.epsilon) * layer.qk_norm
+        swapped = torch.cat((qk[..., w.head_dim // 2 :], qk[..., : w.head_dim // 2]), -1)
+        turned = torch.addcmul(qk * cos_B1D, swapped, sin_B1D)
+        states = cache[index]
+        states[0, rows_B, :, lengths_B] = turned[:, w.heads :]
+        states[1, rows_B, :, lengths_B] = qkv[:, turning:]
+        keys = states[0, :batch].flatten(0, 1)[:, :width]
+        values = states[1, :batch].flatten(0, 1)[:, :width]
+        queries = turned[:, : w.heads].reshape(batch * w.kv_heads, groups, w.head_dim)
+        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=w.scale)
+        mixed = torch.bmm(torch.softmax(scores, -1), values).view(batch, w.heads * w.head_dim)
+        x_BH = _residual(x_BH, mixed, layer.out, layer.out_bias)
+        gate, up = F.linear(
+            F.rms_norm(x_BH, w.hidden, layer.mlp_norm, w.epsilon), layer.gate_up, layer.gate_up_bias
+        ).chunk(2, -1)
+        x_BH = _residual(x_BH, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+    return F.linear(F.rms_norm(x_BH, w.hidden, w.final_norm, w.epsilon), w.head_VH)
+
+
+def _residual(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    x = torch.addmm(x, update, weight.t())
+    return x if bias is None else x + bias
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length: int) -> FastDecoder | None:
+    """The fast decoder if the model has the shape and the step reproduces its forward; otherwise None, with the reason logged."""
+    weights = decoder_weights(model, context_length)
+    if weights is None:
+        return None
+    decoder = FastDecoder(model, weights, pad_token_id)
+    error, allowed = _probe(decoder)
+    if error <= allowed:
+        return decoder
+    logger.warning(
+        "%s: the fast decoding step is %.2g off the model's own forward (allowed %.2g); using transformers' cache",
+        type(model).__name__,
+        error,
+        allowed,
+    )
+    return None
+
+
+@torch.inference_mode()
+def _probe(decoder: FastDecoder) -> tuple[float, float]:
+    """Largest difference from a full forward over two prompts of unequal length and three steps, and what is allowed."""
+    vocabulary = decoder.weights.head_VH.shape[0]
+    ids = torch.arange(12, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
+    logits_TV = decoder.model(input_ids=ids[None], use_cache=False).logits[0].float()
+    rows = torch.tensor([5, 9], device=decoder.device)
+    prefill = decoder.prefill([tuple(ids[:5].tolist()), tuple(ids[:9].tolist())])
+    got = [prefill.logits_PV.float()]
+    decoder.admit(prefill, [0, 1])
+    got += [decoder.step(ids[rows + offset]).float() for offset in range(3)]
+    decoder.reset()
+    wanted = [logits_TV[rows + offset - 1] for offset in range(4)]
+    error = max(float((g - e).abs().max()) for g, e in zip(got, wanted, strict=True))
+    relative = 1e-5 if decoder.dtype == torch.float32 else 3e-2
+    return error, relative * max(1.0, float(logits_TV.abs().max()))

@@ -1,0 +1,140 @@
+"""The weights of a Llama-style decoder as plain tensors, projections of one input joined into one matrix."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on the sequence's length
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim], Qwen3
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    embedding_VH: Tensor
+    head_VH: Tensor
+    final_norm: Tensor
+    cos_TD: Tensor
+    sin_TD: Tensor  # signed: multiplies the swapped halves
+    blocks: tuple[BlockWeights, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    epsilon: float
+    bytes: int
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def hidden(self) -> list[int]:
+        return [self.embedding_VH.shape[1]]
+
+    @property
+    def channels(self) -> list[int]:
+        return [self.head_dim]
+
+
+def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeights | None:
+    """None when the model is not of this shape."""
+    if not _supported(model):
+        return None
+    config, base = model.config, model.model
+    attention = base.layers[0].self_attn
+    head_dim = int(attention.head_dim)
+    cos_TD, sin_TD = _rotations(base, min(context_length, 1 << 17))
+    if cos_TD.shape[-1] != head_dim:
+        return None
+    return DecoderWeights(
+        embedding_VH=base.embed_tokens.weight.detach(),
+        head_VH=model.lm_head.weight.detach(),
+        final_norm=base.norm.weight.detach(),
+        cos_TD=cos_TD,
+        sin_TD=sin_TD,
+        blocks=tuple(_block(layer, config) for layer in base.layers),
+        heads=int(config.num_attention_heads),
+        kv_heads=int(config.num_key_value_heads),
+        head_dim=head_dim,
+        scale=float(attention.scaling),
+        epsilon=float(config.rms_norm_eps),
+        bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
+
+
+def _supported(model: PreTrainedModel) -> bool:
+    config = model.config
+    if type(model).__name__ not in ARCHITECTURES or config.hidden_act not in ("silu", "swish"):
+        return False
+    if (config.rope_parameters or {}).get("rope_type", "default") not in ROPE_TYPES or model.lm_head.bias is not None:
+        return False
+    plain = all(type(module) is nn.Linear for name, module in model.named_modules() if name.endswith("_proj"))
+    kinds = getattr(config, "layer_types", None)
+    windowed = "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
+    return plain and not windowed
+
+
+def _rotations(base: Any, length: int) -> tuple[Tensor, Tensor]:
+    weight = base.embed_tokens.weight
+    positions = torch.arange(length, device=weight.device)[None]
+    cos, sin = base.rotary_emb(weight[:1, None], positions)
+    sin = sin[0].clone()
+    sin[:, : sin.shape[1] // 2].neg_()
+    return cos[0].detach().contiguous(), sin
+
+
+def _block(layer: Any, config: Any) -> BlockWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv, qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
+    qk_norm = None
+    if hasattr(attention, "q_norm"):
+        q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+        qk_norm = torch.stack([q] * config.num_attention_heads + [k] * config.num_key_value_heads)
+    return BlockWeights(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        out=attention.o_proj.weight.detach(),
+        out_bias=_detached(attention.o_proj.bias),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=mlp.down_proj.weight.detach(),
+        down_bias=_detached(mlp.down_proj.bias),
+    )
+
+
+def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One matrix for several projections. The modules become views of it, so nothing is held twice."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    start = 0
+    for part in parts:
+        end = start + part.out_features
+        part.weight = nn.Parameter(weight[start:end], requires_grad=False)
+        start = end
+    biases = [part.bias for part in parts]
+    return weight, torch.cat([b.detach() for b in biases if b is not None]) if biases[0] is not None else None
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
