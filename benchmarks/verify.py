@@ -9,6 +9,7 @@ stopped and counted with that cap, which favours the plain loop: by itself it wo
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ CODE = "__import__('os').system('touch {flag}')"
 
 
 def hostile_answers(rng: random.Random, flag: Path) -> list[str]:
-    """One of each kind: towers, factorials, nesting, length, code, and four that pass the gates and run into the deadline."""
+    """One of each kind: towers, factorials, nesting, length, code, and four that pass the gates."""
     a, b = rng.randint(11, 99), rng.randint(2, 9)
     return [
         f"{b}^{{9^{{9^{{{a}}}}}}}",
@@ -45,16 +46,16 @@ def hostile_answers(rng: random.Random, flag: Path) -> list[str]:
         f"\\sum_{{k=1}}^{{{a}99999999}} \\frac{{1}}{{k^3+k}}",
         "\\sqrt{" * 40 + str(a) + "}" * 40,
         f"(({a}^{{9999}})^{{999}})^{{9{b}}}",
+        f"(9{a}9!)^{{9{b}99}}",
+        f"\\sum_{{k=1}}^{{{a}999}} \\frac{{k!}}{{k^3+1}}",
         f"\\prod_{{k=1}}^{{n}} \\int_0^1 \\sin(\\cos(\\tan(x^{{k+{a}}}))) dx",
-        f"\\binom{{{a}999}}{{{b}00}} \\binom{{9{a}99}}{{{b}111}} + \\frac{{{a}999!}}{{{b}999!}} \\cdot 9{a}9!",
-        f"(x+y+z+{a})^{{{b}99}} - (x+y+z)^{{{b}99}} = 0",
     ]
 
 
 def load_problems(count: int) -> list[tuple[str, str]]:
     path = SHARED / "math500.jsonl"
     if path.exists():
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
         return [(row["problem"], row["answer"]) for row in rows][:count]
     rng = random.Random(0)
     makers = (
@@ -173,7 +174,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     )
     ours = time.perf_counter() - started
     held = max((v.milliseconds for v, row in zip(verdicts, rollouts, strict=True) if row[2]), default=0.0) / 1000
-    gap = max(b - a for a, b in zip(times, times[1:], strict=False))
+    gap = max(b - a for a, b in itertools.pairwise(times))
     kinds = Counter(v.verdict for v, row in zip(verdicts, rollouts, strict=True) if row[2])
     rng = random.Random(2)
     honest_seconds, _ = plain_seconds(rng.sample(honest, min(arguments.plain_sample, len(honest))))
@@ -221,7 +222,7 @@ def self_check() -> dict[str, object]:
         if not path.exists():
             print(f"{name}: not found, skipped")
             continue
-        answers = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
+        answers = [json.loads(line)["answer"] for line in path.read_text().split("\n") if line]
         answers = [answer for answer in answers if answer.strip()]
         verdicts = verify_batch([f"The answer is \\boxed{{{answer}}}." for answer in answers], answers)
         bad = [a for a, v in zip(answers, verdicts, strict=True) if v.verdict is not VerdictKind.CORRECT]

@@ -45,11 +45,11 @@ class VerifyConfig(StrictConfig):
         description="Relative tolerance when either side is a decimal; exact forms must be equal exactly.",
     )
     timeout_seconds: PositiveFloat = Field(
-        default=3.0, description="CPU seconds one answer may use in a worker before it is killed."
+        default=2.0, description="CPU seconds one answer may use in a worker before it is killed."
     )
     wall_timeout_seconds: PositiveFloat | None = Field(
         default=None,
-        description="Wall-clock limit of one answer, for code that sleeps; default ten times timeout_seconds.",
+        description="Wall-clock limit of one answer that sleeps instead of computing; default ten times timeout_seconds.",
     )
     memory_mb: int = Field(default=1024, ge=256, description="Address space of one worker process.")
     workers: int = Field(default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _BOX = re.compile(r"\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_MAX_JOINED = 64
 _FALLBACK_CHARS = 4000  # an answer outside a box is looked for at the end only, which also bounds the search
 _BARE_TOKEN = re.compile(r"-?[\w.]+")
 _PHRASE = re.compile(
@@ -152,6 +153,7 @@ def _inner(content: str) -> str:
 
 def _join(text: str, boxes: list[tuple[int, int, bool]], *, trusted: bool = False) -> str:
     """The last box and those before it that only a comma or an 'and' separates; a gold's author may put words between."""
+    boxes = boxes[-_MAX_JOINED:]
     parts = [_inner(text[boxes[-1][0] : boxes[-1][1]])]
     for (start, end, _), (following, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         between = _BOX.sub("", text[end + 1 : following - 1])
@@ -233,7 +235,7 @@ def extract_gold(gold: str) -> str:
     r"""A gold is an answer, an answer in ``$…$``, or a solution: its boxes, else what it calls the final answer."""
     boxes = find_boxes(gold)
     if boxes:
-        return _join(gold, boxes, trusted=True)
+        return _join(gold, [box for box in boxes if box[2]] or boxes[-1:], trusted=True)
     stripped = gold.strip()
     match = _MATH.fullmatch(stripped)
     if match:

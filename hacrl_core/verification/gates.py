@@ -14,6 +14,7 @@ _POWER = re.compile(r"\^\s*(\{|\(|-?[\d.]+)")
 _FACTORIAL = re.compile(r"(\d{5,}|[!)}\]])\s*!")
 _HUGE_CHOICE = re.compile(r"\\binom\s*\{[^{}]*\d{6,}|\d{6,}\s*\\choose")
 _LONG_LOOP = re.compile(r"\\(?:sum|prod)[^A-Za-z].{0,60}?(?:\d{6,}|10\s*\^)")
+_CHAINED = re.compile(r"\d\s*\^\s*\{?\d+\}?\s*\^")
 _LONG_EXPONENT = re.compile(rf"\d{{{MAX_EXPONENT_DIGITS + 1},}}")
 _NUMERIC_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*\)*\^\s*[{(]*\s*(\d+)")
 
@@ -64,6 +65,8 @@ def _group_before(text: str, closing: int) -> str:
 
 
 def _exponents(text: str) -> str:
+    if _CHAINED.search(text):
+        return "a tower of powers"
     chain = 1
     for match in _POWER.finditer(text):
         exponent = _group(text, match.end() - 1) if match[1] in "{(" else match[1]

@@ -69,12 +69,21 @@ class Worker:
 
 def cpu_seconds(pid: int, fallback: float) -> float:
     """CPU time of a process, user and system; the wall clock where the kernel does not tell."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else fallback
+
+
+def _runnable(pid: int) -> bool:
+    """Running or waiting for a core: a loaded machine is no reason to give up on it."""
+    return _stat(pid)[:1] == [b"R"]
+
+
+def _stat(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return fallback
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return []
 
 
 @dataclass
@@ -116,7 +125,7 @@ class Pool:
 
     def _assign(self, worker: Worker, group: Group, queue: deque[Group]) -> None:
         worker.group, worker.ready, worker.done = group, False, 0
-        message = {"task": group.task, "pairs": group.pairs, "options": group.options}
+        message = {"path": sys.path, "task": group.task, "pairs": group.pairs, "options": group.options}
         try:
             send(worker.connection, message)
         except OSError:  # it died while idle, which is nobody's fault
@@ -170,7 +179,8 @@ class Pool:
             if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
                 continue
             used = cpu_seconds(worker.pid, now) - worker.cpu_at
-            if used >= limits.cpu_seconds - _POLL_SECONDS or now - worker.since >= limits.wall_seconds:
+            asleep = now - worker.since >= limits.wall_seconds and not _runnable(worker.pid)
+            if used >= limits.cpu_seconds - _POLL_SECONDS or asleep:
                 self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
 
     def _fail(

@@ -113,6 +113,7 @@ def serve(connection: socket.socket) -> None:
     """Groups of answers to one gold, one result each, in the main thread; a MemoryError ends the worker."""
     while True:
         group = receive(connection)
+        sys.path[:] = group["path"]
         try:
             module, function = _entry_point(group["task"])
         except BaseException as error:
