@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -64,7 +65,11 @@ def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfi
     numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
     require_finite(numbers, rows.rollout_ids)
     require_shared(rows.is_own_B.bool(), rows.advantage_B, config, rows.rollout_ids)
-    objective = _RowObjective(rows, update_index, config)
+    tables = [
+        None if lists is None else _TokenTable.of(what, lists, rows.rollout_ids)
+        for what, lists in (("old_logprobs", rows.old_logprobs), ("reference_logprobs", rows.reference_logprobs))
+    ]
+    objective = _RowObjective(rows, update_index, config, *tables)
     objective.require_denominators()
     return objective
 
@@ -74,6 +79,8 @@ class _RowObjective:
     rows: ObjectiveRows
     update_index: int
     config: HacpoConfig
+    old: "_TokenTable | None"
+    reference: "_TokenTable | None"
 
     def __call__(self, logprobs_BT: Tensor, mask_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         mask_BT, index_B = mask_BT.bool(), rows_B.cpu()
@@ -116,8 +123,8 @@ class _RowObjective:
         sampler = shaped(rows.sampler_mean_logprob_B)
         if self.update_index == 0:
             learner_then = now.detach()
-        elif rows.old_logprobs is not None:
-            old_BT = _padded(rows.old_logprobs, index_B, mask_BT, fill=None, what="old_logprobs", ids=rows.rollout_ids)
+        elif self.old is not None:
+            old_BT = self.old.padded(index_B, mask_BT)
             learner_then = old_BT if now.ndim == 2 else sequence_mean(old_BT, mask_BT)
         else:
             learner_then = sampler  # for own responses the sampler was the learner
@@ -130,21 +137,13 @@ class _RowObjective:
 
     def kl(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor, is_own_B: Tensor) -> tuple[Tensor, Tensor]:
         """Mean k3 per response to the starting policy, own responses only, and where it was measured; 0 elsewhere."""
-        reference = self.rows.reference_logprobs
-        if reference is None:
+        if self.reference is None:
             return torch.zeros_like(is_own_B, dtype=torch.float64), torch.zeros_like(is_own_B)
         # A row without reference is compared with itself: its KL and its gradient are exactly 0.
-        own_only = [reference[int(i)] if own else None for i, own in zip(index_B, is_own_B, strict=True)]
-        reference_BT = _padded(
-            own_only,
-            torch.arange(len(own_only)),
-            mask_BT,
-            fill=logprobs_BT.detach(),
-            what="reference_logprobs",
-            ids=[_name(self.rows.rollout_ids, i) for i in index_B],
-        )
-        measured_B = torch.tensor([row is not None for row in own_only], device=mask_BT.device)
-        return sequence_mean(k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT), measured_B
+        reference_BT = self.reference.padded(index_B, mask_BT, fill_BT=logprobs_BT.detach())
+        measured_B = is_own_B & (self.reference.length_B[index_B] > 0).to(is_own_B.device)
+        kl_B = sequence_mean(k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT)
+        return torch.where(measured_B, kl_B, 0.0), measured_B
 
     def pick(self, values_B: Tensor, index_B: Tensor, like: Tensor) -> Tensor:
         return values_B.cpu()[index_B].to(like.device, torch.float64)
@@ -209,26 +208,42 @@ def _token_stats(
     )
 
 
-def _padded(
-    lists: TokenLists, index_B: Tensor, mask_BT: Tensor, *, fill: Tensor | None, what: str, ids: Sequence[str] | None
-) -> Tensor:
-    """Per-token lists of the chosen rows at the places of the mask, in float64; ``fill`` where a row has none."""
-    padded = torch.zeros(mask_BT.shape, dtype=torch.float64) if fill is None else fill.cpu().clone()
-    mask = mask_BT.cpu()
-    for place, row in enumerate(index_B.tolist()):
-        values = lists[row]
-        if values is None and fill is not None:
-            continue
-        wanted = int(mask[place].sum())
-        if values is None or len(values) != wanted:
-            have = "none" if values is None else len(values)
+@dataclass(frozen=True)
+class _TokenTable:
+    """Per-token lists of all rows in one flat tensor, so that a call gathers instead of looping."""
+
+    what: str
+    flat: Tensor
+    start_B: Tensor
+    length_B: Tensor  # 0 where a row has none
+    rollout_ids: Sequence[str] | None
+
+    @classmethod
+    def of(cls, what: str, lists: TokenLists, rollout_ids: Sequence[str] | None) -> Self:
+        parts = [torch.zeros(0, dtype=torch.float64) if row is None else row.detach().cpu().double() for row in lists]
+        flat = torch.cat([*parts, torch.zeros(1, dtype=torch.float64)])  # never empty: a place to point at
+        length_B = torch.tensor([len(part) for part in parts])
+        table = cls(what, flat, length_B.cumsum(0) - length_B, length_B, rollout_ids)
+        if not bool(torch.isfinite(flat).all()):
+            bad = [not bool(torch.isfinite(part).all()) for part in parts]
+            raise AlgorithmError(f"{what}: NaN or infinite at {name_rollouts(bad, rollout_ids)}; score it again")
+        return table
+
+    def padded(self, index_B: Tensor, mask_BT: Tensor, *, fill_BT: Tensor | None = None) -> Tensor:
+        """The chosen rows at the places of the mask; a row without list is an error, or takes ``fill_BT``."""
+        start_B, have_B = self.start_B[index_B].to(mask_BT.device), self.length_B[index_B].to(mask_BT.device)
+        wanted_B = mask_BT.sum(dim=1)
+        wrong_B = have_B != wanted_B if fill_BT is None else (have_B != wanted_B) & (have_B > 0)
+        if bool(wrong_B.any()):
+            place = int(wrong_B.nonzero()[0])
             raise AlgorithmError(
-                f"{what}: {have} log-probs for the {wanted} tokens of {_name(ids, row)}; score it again"
+                f"{self.what}: {int(have_B[place])} log-probs for the {int(wanted_B[place])} tokens of "
+                f"{_name(self.rollout_ids, index_B[place])}; score it again"
             )
-        if not bool(torch.isfinite(values).all()):
-            raise AlgorithmError(f"{what}: NaN or infinite for {_name(ids, row)}; score it again")
-        padded[place, mask[place]] = values.detach().to("cpu", torch.float64)
-    return padded.to(mask_BT.device)
+        present_BT = mask_BT & (have_B > 0)[:, None]
+        source_BT = torch.where(present_BT, start_B[:, None] + mask_BT.cumsum(dim=1) - 1, 0)
+        values_BT = self.flat.to(mask_BT.device)[source_BT]
+        return torch.where(present_BT, values_BT, 0.0 if fill_BT is None else fill_BT)
 
 
 def _name(rollout_ids: Sequence[str] | None, row: int | Tensor) -> str:
