@@ -5,8 +5,6 @@ from hacrl_core.problems.presets import PRESETS
 from hacrl_core.problems.problem import Message, Problem
 from hacrl_core.problems.sets import ProblemSet, WithinLength, problem_order, problems_for_iteration, within_length
 
-problem_source = load_problems  # the name under which the sample stage asks for it
-
 __all__ = [
     "PRESETS",
     "Message",
@@ -15,7 +13,6 @@ __all__ = [
     "WithinLength",
     "load_problems",
     "problem_order",
-    "problem_source",
     "problems_for_iteration",
     "within_length",
 ]
