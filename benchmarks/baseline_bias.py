@@ -120,7 +120,11 @@ def draw(
                        fmt="o", ms=4, capsize=2, label=label)  # fmt: skip
         right.plot(windows, closed[label], color=colour, lw=1.0, ls="--")
     right.axvline(WINDOW, color="0.7", lw=0.8)
-    right.set(xlabel="window K, in iterations", title="Agents that learn (rates now 0.4 and 0.6; dashed: closed form)")
+    right.set(
+        xlabel="window K, in iterations",
+        title="Agents that learn (now 0.4 and 0.6; dashed: closed form)",
+        xticks=[1, 5, 10, 15, 20],
+    )
     for axes in (left, right):
         axes.axhline(0, color="0.3", lw=0.8)
         axes.legend(frameon=False, fontsize=8)

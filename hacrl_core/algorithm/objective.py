@@ -86,10 +86,8 @@ class _RowObjective:
         mask_BT, index_B = mask_BT.bool(), rows_B.cpu()
         self.require_tokens(logprobs_BT, mask_BT, index_B)
         logprobs_BT64 = logprobs_BT.double()
-        is_own_B, weight_B = (
-            self.pick(self.rows.is_own_B, index_B, logprobs_BT64).bool(),
-            self.pick(self.rows.weight_B, index_B, logprobs_BT64),
-        )
+        is_own_B = self.pick(self.rows.is_own_B, index_B, logprobs_BT64).bool()
+        weight_B = self.pick(self.rows.weight_B, index_B, logprobs_BT64)
         by_token = self.config.ratio_level == "token"
         now = logprobs_BT64 if by_token else sequence_mean(logprobs_BT64, mask_BT)
 
@@ -124,7 +122,7 @@ class _RowObjective:
         if self.update_index == 0:
             learner_then = now.detach()
         elif self.old is not None:
-            old_BT = self.old.padded(index_B, mask_BT)
+            old_BT = self.old.padded(index_B, mask_BT, fill_BT=torch.zeros_like(mask_BT, dtype=torch.float64))
             learner_then = old_BT if now.ndim == 2 else sequence_mean(old_BT, mask_BT)
         else:
             learner_then = sampler  # for own responses the sampler was the learner
@@ -158,6 +156,12 @@ class _RowObjective:
                 f"objective: foreign_treatment {self.config.foreign_treatment!r} and ratio_level {self.config.ratio_level!r} need "
                 "old_logprobs after the first update; pass the learner's scores of the start of the iteration"
             )
+        if self.update_index > 0 and self.old is not None:
+            without = self.against_learner_B.cpu() & (self.old.length_B == 0)
+            if bool(without.any()):
+                raise AlgorithmError(
+                    f"old_logprobs: none for {name_rollouts(without, self.rows.rollout_ids)}; score it again"
+                )
         if self.config.kl_coefficient > 0:
             reference = self.rows.reference_logprobs
             missing = [
@@ -229,11 +233,11 @@ class _TokenTable:
             raise AlgorithmError(f"{what}: NaN or infinite at {name_rollouts(bad, rollout_ids)}; score it again")
         return table
 
-    def padded(self, index_B: Tensor, mask_BT: Tensor, *, fill_BT: Tensor | None = None) -> Tensor:
-        """The chosen rows at the places of the mask; a row without list is an error, or takes ``fill_BT``."""
+    def padded(self, index_B: Tensor, mask_BT: Tensor, *, fill_BT: Tensor) -> Tensor:
+        """The chosen rows at the places of the mask; a row without a list takes ``fill_BT``."""
         start_B, have_B = self.start_B[index_B].to(mask_BT.device), self.length_B[index_B].to(mask_BT.device)
         wanted_B = mask_BT.sum(dim=1)
-        wrong_B = have_B != wanted_B if fill_BT is None else (have_B != wanted_B) & (have_B > 0)
+        wrong_B = (have_B != wanted_B) & (have_B > 0)
         if bool(wrong_B.any()):
             place = int(wrong_B.nonzero()[0])
             raise AlgorithmError(
@@ -243,7 +247,7 @@ class _TokenTable:
         present_BT = mask_BT & (have_B > 0)[:, None]
         source_BT = torch.where(present_BT, start_B[:, None] + mask_BT.cumsum(dim=1) - 1, 0)
         values_BT = self.flat.to(mask_BT.device)[source_BT]
-        return torch.where(present_BT, values_BT, 0.0 if fill_BT is None else fill_BT)
+        return torch.where(present_BT, values_BT, fill_BT)
 
 
 def _name(rollout_ids: Sequence[str] | None, row: int | Tensor) -> str:

@@ -191,6 +191,14 @@ def test_own_ratio_is_exactly_one_against_its_own_detached_value():
     assert stats["update/own_ratio_min"] == stats["update/own_ratio_max"] == 1.0
 
 
+def test_the_unused_foreign_branch_cannot_spoil_an_own_gradient():
+    learner = torch.tensor([9.0], requires_grad=True)  # to the 20th power: beyond float32
+    config = HacpoConfig(share_rollouts=False, cross_clip=False, alpha=20.0)
+    loss, _ = hacpo_loss(learner, [0.0], [-1.0], [True], [1.0], update_index=0, config=config)
+    loss.backward()
+    assert learner.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_agent_hacpo_is_gspo_bit_for_bit(dtype):
     rng = np.random.default_rng(7)

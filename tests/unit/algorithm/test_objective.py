@@ -127,6 +127,16 @@ def test_after_it_the_denominator_is_the_learners_score_not_the_engines():
         )
 
 
+def test_old_logprobs_are_needed_only_where_the_learner_is_the_denominator():
+    now, rows = minibatch()
+    old = [row if own else None for row, own in zip(near(now, 1e-3), rows.is_own_B, strict=True)]
+    sparse = make_objective(minibatch(old_logprobs=old)[1], update_index=1, config=preset("hacpo"))
+    full = make_objective(minibatch(old_logprobs=near(now, 1e-3))[1], update_index=1, config=preset("hacpo"))
+    assert call(sparse, now)[0] == call(full, now)[0]
+    with pytest.raises(AlgorithmError, match="old_logprobs: none for rollout 000000/agent/p/01"):
+        make_objective(minibatch(old_logprobs=old)[1], update_index=1, config=preset("naive"))
+
+
 def test_naive_treats_foreign_responses_as_its_own():
     now, rows = minibatch()
     old = near(now, 3e-4)
