@@ -1,0 +1,1 @@
+"""Orchestration: Prefect and MLflow live here and nowhere else."""

@@ -56,8 +56,7 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     out = OutFolder(staged)
     started, clock = time.time(), time.perf_counter()
     try:
-        paths = {role: ref.path for role, ref in call.inputs.items()}
-        result = stage.run(paths, config, call.seed, out, replace(context, partial=partial))
+        result = stage.run(call.inputs, config, call.seed, out, replace(context, partial=partial))
         _check_metrics(call, result.metrics)
         seconds = time.perf_counter() - clock
         provenance = Provenance(
@@ -94,7 +93,9 @@ def _check_metrics(call: StageCall, metrics: Metrics) -> None:
 def _commit() -> str:
     try:
         root = Path(__file__).resolve().parent.parent
-        done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
         return done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -45,7 +45,9 @@ class OutFolder:
         self.path = path
         self.tables: dict[str, tuple[str, int, bool]] = {}
 
-    def write(self, schema: TableSchema, columns: Mapping[str, Sequence[Any]], *, name: str = "", measured: bool = False) -> None:
+    def write(
+        self, schema: TableSchema, columns: Mapping[str, Sequence[Any]], *, name: str = "", measured: bool = False
+    ) -> None:
         file = f"{name or schema.name}.parquet"
         rows = write_table(self.path / file, schema, columns)
         self.tables[file] = (schema.tag, rows, measured)
@@ -73,7 +75,7 @@ class Stage:
     name: str
     version: int
     config: type[StrictConfig]
-    run: Callable[[Mapping[str, Path], Any, int | None, OutFolder, Context], Result]
+    run: Callable[[Mapping[str, ArtifactRef], Any, int | None, OutFolder, Context], Result]
 
     def identity(self, call: StageCall) -> Identity:
         """The slice's own ``identity()`` where it has one (some settings change the speed, not the numbers)."""

@@ -1,0 +1,139 @@
+"""From the campaign's config to stage calls: which slice of it each stage reads, and whose artifacts it needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.evaluation import BenchmarkConfig
+from hacrl_core.config.problems import ProblemsConfig
+from hacrl_core.problems import load_problems
+from hacrl_core.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage call whose inputs may still be on their way: handles instead of artifacts."""
+
+    stage: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # role → handle
+    seed: int | None = None
+    agent: str = ""
+    iteration: int | None = None
+    variant: str = ""
+
+
+class Calls:
+    """One method per stage. Only what a stage reads goes into its call, so that a setting recomputes only what depends on it."""
+
+    def __init__(self, config: CampaignConfig, problems_digest: str) -> None:
+        self.config, self._problems_digest = config, problems_digest
+
+    def origin(self, agent: str) -> Planned:
+        """The agent's first version: taught from nothing, or an existing checkpoint taken in."""
+        settings = self.config.agents[agent]
+        if settings.warmstart is not None:
+            corpus = self.config.corpus
+            assert corpus is not None  # checked by the config
+            slice_ = {"warmstart": _json(settings.warmstart), "corpus": _json(corpus)}
+            return Planned("warmstart", slice_, seed=self._seed("warmstart", agent), agent=agent)
+        assert settings.checkpoint is not None
+        return Planned("adopt", {"checkpoint": _json(settings.checkpoint)}, agent=agent)
+
+    def sample(self, origins: Mapping[str, Any], iteration: int) -> Planned:
+        """Needs the agents' tokenizers only where prompts are filtered by length; first versions have them, and never change."""
+        limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
+        slice_ = {
+            "max_prompt_tokens": limit,
+            "chat_templates": {a: settings.chat_template for a, settings in self.config.agents.items()}
+            if limit
+            else {},
+            "problems": _json(self.config.problems),
+            "content_digest": self._problems_digest,
+            "iteration": iteration,
+            "prompts": self.config.prompts_per_iteration,
+        }
+        return Planned("sample", slice_, dict(origins) if limit else {}, seed=self._seed("sample"), iteration=iteration)
+
+    def generate(self, agent: str, version: Any, prompts: Any, iteration: int) -> Planned:
+        slice_ = {
+            "agent_id": agent,
+            "iteration": iteration,
+            "samples_per_prompt": self.config.group_size,
+            "generate": _json(self.config.generate),
+            "chat_template": self.config.agents[agent].chat_template,
+        }
+        inputs = {"agent": version, "prompts": prompts}
+        return Planned("generate", slice_, inputs, self._seed("generate", agent, iteration), agent, iteration)
+
+    def verify(self, agent: str, rollouts: Any, prompts: Any, iteration: int) -> Planned:
+        slice_ = {"verify": _json(self.config.verify)}
+        return Planned("verify", slice_, {"rollouts": rollouts, "prompts": prompts}, None, agent, iteration)
+
+    def credit(self, learner: str, verdicts: Mapping[str, Any], previous: Any, iteration: int) -> Planned:
+        slice_ = {
+            "learner": learner,
+            "agents": list(verdicts),
+            "iteration": iteration,
+            "algorithm": _json(self.config.objective(learner)),
+        }
+        inputs = {f"verdicts/{agent}": handle for agent, handle in verdicts.items()}
+        if previous is not None:
+            inputs["previous"] = previous
+        return Planned("credit", slice_, inputs, None, learner, iteration)
+
+    def score(
+        self, learner: str, version: Any, rollouts: Mapping[str, Any], prompts: Any, iteration: int, variant: str = ""
+    ) -> Planned:
+        slice_ = {
+            "learner": learner,
+            "samplers": list(rollouts),
+            "iteration": iteration,
+            "score": _json(self.config.score),
+            "max_tokens": self.config.generate.max_tokens,
+            "mismatch_warning": self.config.generate.mismatch_warning,
+            "chat_template": self.config.agents[learner].chat_template,
+        }
+        inputs = {"agent": version, "prompts": prompts, **{f"rollouts/{a}": handle for a, handle in rollouts.items()}}
+        return Planned("score", slice_, inputs, None, learner, iteration, variant)
+
+    def update(
+        self, learner: str, version: Any, scores: Mapping[str, Any], credit: Any, iteration: int, reference: Any = None
+    ) -> Planned:
+        slice_ = {
+            "learner": learner,
+            "samplers": list(scores),
+            "iteration": iteration,
+            "minibatch_prompts": self.config.minibatch_prompts,
+            "algorithm": _json(self.config.objective(learner)),
+            "update": _json(self.config.update),
+        }
+        inputs = {"agent": version, "credit": credit, **{f"scores/{a}": handle for a, handle in scores.items()}}
+        if reference is not None:
+            inputs["reference"] = reference
+        return Planned("update", slice_, inputs, self._seed("update", learner), learner, iteration)
+
+    def evaluate(self, agent: str, version: Any, benchmark: BenchmarkConfig, iteration: int) -> Planned:
+        slice_ = {
+            "benchmark": _json(benchmark),
+            "content_digest": _content_digest(benchmark.problems),
+            "generate": _json(self.config.generate),
+            "verify": _json(self.config.verify),
+            "chat_template": self.config.agents[agent].chat_template,
+        }
+        return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)
+
+    def _seed(self, *purpose: str | int) -> int:
+        return derive_seed(self.config.seed, *purpose)
+
+
+@cache
+def _content_digest(problems: ProblemsConfig) -> str:
+    return load_problems(problems).content_digest
+
+
+def _json(model: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = model.model_dump(mode="json")
+    return dumped

@@ -1,0 +1,84 @@
+"""A campaign on one page: each iteration everybody answers, is checked, is credited, scores and learns.
+
+``run.submit`` hands a stage call to whoever runs it and returns a handle at once; handles are inputs of later calls, so stages of
+different agents run side by side and wait only for what they need. Nothing is carried from one iteration to the next but the agents'
+versions and the capability, and both are artifacts: to resume, run the same command again.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from flows.calls import Calls, Planned
+from hacrl_core.config.campaign import CampaignConfig
+from stages.runner import Outcome
+
+
+class Handle(Protocol):
+    def outcome(self) -> Outcome:
+        """Wait for the stage; raises what it raised."""
+
+
+class Runner(Protocol):
+    def submit(self, planned: Planned) -> Handle: ...
+
+    def iteration_done(self, iteration: int) -> None: ...
+
+
+Handles = dict[str, Handle]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that one iteration hands to the next."""
+
+    versions: Handles  # agent → its newest version
+    credit: Handles  # agent → its credit of the last iteration, with the capability history
+
+
+def run_campaign(config: CampaignConfig, calls: Calls, run: Runner) -> State:
+    origins = {agent: run.submit(calls.origin(agent)) for agent in config.agents}
+    state = State(versions=origins, credit={})
+    evaluate(config, calls, run, state, iteration=0)
+    for iteration in range(config.iterations):
+        state = run_iteration(config, calls, run, state, origins, iteration)
+        evaluate(config, calls, run, state, iteration + 1)
+        for handle in state.versions.values():
+            handle.outcome()
+        run.iteration_done(iteration)
+    return state
+
+
+def run_iteration(
+    config: CampaignConfig, calls: Calls, run: Runner, state: State, origins: Handles, iteration: int
+) -> State:
+    agents, now = list(config.agents), iteration
+    prompts = run.submit(calls.sample(origins, now))
+    rollouts = {a: run.submit(calls.generate(a, state.versions[a], prompts, now)) for a in agents}
+    verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now)) for a in agents}
+    heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}  # whom each learner learns from
+    scores = {
+        a: run.submit(calls.score(a, state.versions[a], {s: rollouts[s] for s in heard[a]}, prompts, now))
+        for a in agents
+    }
+    credit = {
+        a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, state.credit.get(a), now)) for a in agents
+    }
+    first = {
+        a: run.submit(calls.score(a, origins[a], {a: rollouts[a]}, prompts, now, variant="reference"))
+        for a in agents
+        if config.objective(a).kl_coefficient > 0
+    }
+    versions = {
+        a: run.submit(
+            calls.update(a, state.versions[a], {s: scores[s] for s in heard[a]}, credit[a], now, first.get(a))
+        )
+        for a in agents
+    }
+    return State(versions, credit)
+
+
+def evaluate(config: CampaignConfig, calls: Calls, run: Runner, state: State, iteration: int) -> None:
+    """Benchmarks that are due after ``iteration`` iterations; nothing waits for them."""
+    for benchmark in config.evaluate.due(iteration, config.iterations):
+        for agent, version in state.versions.items():
+            run.submit(calls.evaluate(agent, version, benchmark, iteration))

@@ -1,0 +1,137 @@
+"""Runs a campaign: from the store alone where everything is there, else as a Prefect flow."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from flows.calls import Calls
+from flows.campaign import run_campaign
+from flows.display import Display
+from flows.home import Home
+from flows.records import Entry, Record
+from flows.replay import CacheMiss, Replay
+from flows.tracking import Projection, Tracker, quiet_environment, tracking_uri
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.problems import load_problems
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished campaign leaves behind, for whoever shows it."""
+
+    config: CampaignConfig
+    home: Home
+    entries: list[Entry]
+    ran: int
+    cached: int
+    seconds: float
+    picture: Path | None
+    tracking_uri: str | None
+
+
+@dataclass(frozen=True)
+class Session:
+    """A campaign's open files: its store, its record, its wiring. The record's lock keeps a second run of it out."""
+
+    config: CampaignConfig
+    home: Home
+    store: Store
+    calls: Calls
+    record: Record
+    display: Display
+
+
+def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
+    """Run or resume; returns when the campaign is complete. Raises HacrlError with one line for the user."""
+    quiet_environment()
+    begun = time.monotonic()
+    with open_session(config, home, console) as session:
+        complete = replay(session)
+        if complete:
+            return _summary(session, begun)
+    prefect_environment(home)
+    from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
+
+    console.print("starting Prefect …", style="dim", end="\r" if console.is_terminal else "\n")
+    ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
+    with open_session(config, home, console) as session:
+        replay(session)
+        summary = _summary(session, begun, track=False)
+    return Summary(**{**vars(summary), "ran": ran, "cached": cached, "seconds": time.monotonic() - begun})
+
+
+@contextmanager
+def open_session(config: CampaignConfig, home: Home, console: Console) -> Iterator[Session]:
+    display = Display(console, config)
+    store = Store(home.store, on_problem=display.warn)
+    calls = Calls(config, load_problems(config.problems).content_digest)
+    with Record(home.campaign(config.name), config) as record:
+        store.sweep_staging()
+        yield Session(config, home, store, calls, record, display)
+
+
+def replay(session: Session) -> bool:
+    """Walk the campaign through the store; False at the first stage that has to run."""
+    try:
+        run_campaign(session.config, session.calls, Replay(session.store, session.record))
+    except CacheMiss:
+        return False
+    return True
+
+
+@contextmanager
+def tracking(session: Session) -> Iterator[Tracker | None]:
+    """MLflow in a thread of its own while the campaign runs; its runs end as the campaign ends."""
+    settings = session.config.tracking
+    if not settings.enabled:
+        yield None
+        return
+    uri = tracking_uri(session.config, session.home)
+    tracker = Tracker(
+        lambda: Projection(session.config, session.store, uri), session.display.warn, settings.patience_seconds
+    )
+    status = "KILLED"
+    try:
+        yield tracker
+        status = "FINISHED"
+    finally:
+        tracker.close(status)
+
+
+def draw(session: Session) -> Path | None:
+    from flows.pictures import learning_curves
+
+    return learning_curves(session.store, session.record.entries(), session.home.campaign(session.config.name))
+
+
+def _summary(session: Session, begun: float, *, track: bool = True) -> Summary:
+    picture = draw(session)
+    if track:
+        with tracking(session) as tracker:
+            if tracker is not None:
+                tracker.log(session.record.entries())
+    uri = tracking_uri(session.config, session.home) if session.config.tracking.enabled else None
+    entries = session.record.entries()
+    return Summary(session.config, session.home, entries, 0, len(entries), time.monotonic() - begun, picture, uri)
+
+
+def prefect_environment(home: Home) -> None:
+    """Before prefect is imported: no telemetry, quiet, and where the user has no Prefect of their own, everything in our home."""
+    for name, value in {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "true",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # our display and one-line errors say it better
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    }.items():
+        os.environ.setdefault(name, value)
+    theirs = {"PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE"} & os.environ.keys()
+    if not theirs and not (Path.home() / ".prefect" / "profiles.toml").exists():
+        os.environ["PREFECT_HOME"] = str(home.root / "prefect")
+        os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")

@@ -1,0 +1,156 @@
+"""A campaign's record: which artifact each stage call had, in the order it finished. Append-only; the last line of a label counts.
+
+It says nothing that the manifests do not say; it only finds them again, for status, reports, clean-up and "what changed".
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts.locks import holder, try_exclusive
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.manifest import Identity, changed_fields
+from hacrl_core.errors import ArtifactError, ConfigError
+from stages.runner import Outcome
+from stages.spec import StageCall, find_stage
+
+
+@dataclass(frozen=True)
+class Entry:
+    label: str
+    stage: str
+    key: str
+    agent: str
+    iteration: int | None
+    variant: str
+    cached: bool
+    seconds: float
+    at: float
+
+
+class Record:
+    """One campaign's record, open for writing; the lock says that the campaign runs."""
+
+    def __init__(self, folder: Path, config: CampaignConfig) -> None:
+        self.folder, self.config = folder, config
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = try_exclusive(folder / "running.lock")
+        if self._lock is None:
+            raise ConfigError(
+                f"campaign {config.name}: already running ({holder(folder / 'running.lock')}); wait for it, or give this one another name"
+            )
+        self._before = {entry.label: entry for entry in read_entries(folder)}
+        self._now: dict[str, Entry] = {}
+        self._fresh: list[Entry] = []
+        self._writing = threading.Lock()
+        _replace(folder / "config.json", config.model_dump_json(indent=1))
+        self._file = (folder / "stages.jsonl").open("a")
+
+    def add(self, call: StageCall, outcome: Outcome) -> Entry:
+        entry = Entry(
+            label=call.label,
+            stage=call.stage,
+            key=outcome.ref.key,
+            agent=call.agent,
+            iteration=call.iteration,
+            variant=call.variant,
+            cached=outcome.cached,
+            seconds=outcome.seconds,
+            at=time.time(),
+        )
+        with self._writing:
+            self._now[entry.label] = entry
+            self._fresh.append(entry)
+            known = self._before.get(entry.label)
+            if known is None or known.key != entry.key or not entry.cached:
+                self._file.write(json.dumps(asdict(entry)) + "\n")
+                self._file.flush()
+        return entry
+
+    def why(self, store: Store, call: StageCall) -> list[str]:
+        """Which fields make this call differ from the one that bore its label last time; empty where nothing did."""
+        known = self._before.get(call.label)
+        if known is None:
+            return []
+        new = find_stage(call.stage).identity(call)
+        try:
+            old: Identity = store.manifest(known.stage, known.key).identity
+        except ArtifactError:
+            return ["the artifact of last time is gone or damaged"]
+        return changed_fields(old, new)
+
+    def entries(self) -> list[Entry]:
+        with self._writing:
+            return list(self._now.values())
+
+    def entries_since_last_call(self) -> list[Entry]:
+        with self._writing:
+            fresh, self._fresh = self._fresh, []
+            return fresh
+
+    def close(self) -> None:
+        self._file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """The last entry of each label, oldest label first. A line torn by a crash is passed over."""
+    latest: dict[str, Entry] = {}
+    for raw in _lines(folder / "stages.jsonl"):
+        entry = Entry(**raw)
+        latest[entry.label] = entry
+    return list(latest.values())
+
+
+def read_campaign(folder: Path) -> CampaignConfig:
+    try:
+        return CampaignConfig.model_validate_json((folder / "config.json").read_bytes())
+    except OSError:
+        known = ", ".join(sorted(p.name for p in folder.parent.glob("*") if p.is_dir())) or "none yet"
+        raise ConfigError(f"campaign {folder.name}: not found in {folder.parent}; known campaigns: {known}") from None
+
+
+def is_running(folder: Path) -> bool:
+    lock = folder / "running.lock"
+    if not lock.exists():
+        return False
+    handle = try_exclusive(lock)
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
+
+
+def reference(store: Store, entry: Entry) -> ArtifactRef:
+    manifest = store.manifest(entry.stage, entry.key)
+    return ArtifactRef(entry.stage, entry.key, manifest.content_digest, store.folder(entry.stage, entry.key))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(text)
+    os.replace(draft, path)

@@ -1,0 +1,54 @@
+"""The end of a run: accuracy before and after, the picture, and how to look further."""
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.launch import Summary
+from flows.pictures import curves
+from hacrl_core.artifacts import Store
+
+
+def show_summary(console: Console, summary: Summary) -> None:
+    store = Store(summary.home.store)
+    _, accuracies = curves(store, summary.entries)
+    if accuracies:
+        table = Table(title="Held-out accuracy", title_justify="left", box=None, padding=(0, 2), header_style="dim")
+        for title, side in (
+            ("agent", "left"),
+            ("benchmark", "left"),
+            ("before", "right"),
+            ("after", "right"),
+            ("gain", "right"),
+        ):
+            table.add_column(title, justify=side)  # type: ignore[arg-type]
+        for (agent, benchmark), points in sorted(accuracies.items()):
+            first, last = points[min(points)], points[max(points)]
+            gain = f"{100 * (last - first):+.1f} points"
+            style = "green" if last > first else "red"
+            table.add_row(agent, benchmark, f"{first:.1%}", f"{last:.1%}", f"[{style}]{gain}[/{style}]")
+        console.print()
+        console.print(table)
+    console.print()
+    if summary.ran == 0:
+        console.print(f"All {summary.cached} stages were in the cache; nothing had to run. {summary.seconds:.1f} s.")
+    else:
+        console.print(f"{summary.ran} stages ran, {summary.cached} were in the cache. {summary.seconds:.0f} s.")
+    if summary.picture is not None:
+        console.print(f"learning curves: {_short(summary.picture)}", soft_wrap=True)
+    if summary.tracking_uri is not None:
+        uri = summary.tracking_uri
+        shown = f"sqlite:///{_short(uri.removeprefix('sqlite:///'))}" if uri.startswith("sqlite:///") else uri
+        if uri.startswith("sqlite:///"):
+            console.print(f"open MLflow:     mlflow ui --backend-store-uri {shown}", soft_wrap=True)
+        else:
+            console.print(f"open MLflow:     {shown}", soft_wrap=True)
+
+
+def _short(path: object) -> str:
+    from pathlib import Path
+
+    place = Path(str(path))
+    try:
+        return str(place.relative_to(Path.cwd()))
+    except ValueError:
+        return str(place)

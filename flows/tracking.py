@@ -1,0 +1,209 @@
+"""MLflow as a projection of the manifests: what a stage measured is in its manifest, and this replays it.
+
+Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. It runs in a thread of its own, so
+that a slow or dead server never holds up training; what it missed, the next replay brings.
+"""
+
+import os
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flows.home import Home
+from flows.records import Entry
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.manifest import digest_of
+
+_BATCH = 1000  # MLflow's limit of metrics in one call
+PARENT = ""
+
+
+def campaign_digest(config: CampaignConfig) -> str:
+    """Tells two campaigns of one name apart; running for longer, elsewhere or tracked elsewhere is the same campaign."""
+    return digest_of(config.model_dump(mode="json", exclude={"iterations", "runtime", "tracking", "evaluate"}))[:16]
+
+
+class Projection:
+    """The campaign's runs in one MLflow server: a parent, and a child per agent."""
+
+    def __init__(self, config: CampaignConfig, store: Store, uri: str) -> None:
+        from mlflow import MlflowClient
+
+        self._config, self._store = config, store
+        self._client = MlflowClient(tracking_uri=uri)
+        self._digest = campaign_digest(config)
+        self._experiment = self._find_experiment(config.tracking.experiment)
+        self._runs = self._find_runs()
+
+    @property
+    def parent_run(self) -> str:
+        return self._runs[PARENT]
+
+    @property
+    def experiment_id(self) -> str:
+        return self._experiment
+
+    def log(self, entries: Iterable[Entry]) -> None:
+        """One batched call per run for everything given."""
+        points: dict[str, list[Any]] = defaultdict(list)
+        for entry in entries:
+            for run, metric in self._points(entry):
+                points[run].append(metric)
+        for run, metrics in points.items():
+            for start in range(0, len(metrics), _BATCH):
+                self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
+
+    def finish(self, status: str = "FINISHED") -> None:
+        for run in self._runs.values():
+            self._client.set_terminated(run, status)
+
+    def add_file(self, path: str) -> None:
+        self._client.log_artifact(self._runs[PARENT], path)
+
+    def _points(self, entry: Entry) -> Iterable[tuple[str, Any]]:
+        from mlflow.entities import Metric
+
+        manifest = self._store.manifest(entry.stage, entry.key)
+        at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
+        # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
+        step = step if entry.stage == "evaluate" else step + 1
+        values = {**manifest.metrics, f"time/{entry.stage}_seconds": manifest.provenance.seconds}
+        for name, value in values.items():
+            yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
+        headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)
+        if headline in manifest.metrics:
+            short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
+            yield PARENT, Metric(clean_name(f"{short}/{entry.agent}"), manifest.metrics[headline], at, step)
+
+    def _find_experiment(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:  # somebody else made it just now
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _find_runs(self) -> dict[str, str]:
+        """The campaign's runs by agent; those that are missing are made, those that ended are running again."""
+        query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
+        found = self._client.search_runs([self._experiment], query, max_results=1000)
+        runs = {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}
+        for agent in (PARENT, *self._config.agents):
+            if agent in runs:
+                self._client.update_run(runs[agent], status="RUNNING")
+            else:
+                runs[agent] = self._create(agent, runs.get(PARENT))
+        return runs
+
+    def _create(self, agent: str, parent: str | None) -> str:
+        tags = {"hacrl.campaign": self._config.name, "hacrl.campaign_digest": self._digest, "hacrl.agent": agent}
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent
+        name = f"{self._config.name}/{agent}" if agent else self._config.name
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
+        self._client.log_batch(run, params=list(_params(self._config, agent)))
+        if not agent:
+            self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
+        return str(run)
+
+
+class Tracker:
+    """Feeds a projection from a thread. One warning when MLflow does not answer; training goes on either way."""
+
+    def __init__(self, open_projection: Callable[[], Projection], warn: Callable[[str], None], patience: float) -> None:
+        self._open, self._warn, self._patience = open_projection, warn, patience
+        self._queue: queue.Queue[list[Entry] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
+        self.projection: Projection | None = None
+        self.problem: str | None = None
+        self._thread.start()
+
+    def log(self, entries: list[Entry]) -> None:
+        if entries and self.problem is None:
+            self._queue.put(entries)
+
+    def close(self, status: str, files: Iterable[str] = ()) -> Projection | None:
+        """Wait a little for what is on its way, then end the runs."""
+        self._queue.put(None)
+        self._thread.join(timeout=self._patience)
+        if self._thread.is_alive():
+            self._fail("MLflow is slow to answer")
+            return None
+        if self.projection is not None and self.problem is None:
+            try:
+                for path in files:
+                    self.projection.add_file(path)
+                self.projection.finish(status)
+            except Exception as problem:
+                self._fail(f"MLflow: {_first_line(problem)}")
+        return self.projection
+
+    def _serve(self) -> None:
+        try:
+            self.projection = self._open()
+            while (entries := self._queue.get()) is not None:
+                self.projection.log(entries)
+        except Exception as problem:
+            self._fail(f"MLflow: {_first_line(problem)}")
+
+    def _fail(self, problem: str) -> None:
+        if self.problem is None:
+            self.problem = problem
+            self._warn(f"{problem}; training goes on, nothing is lost: `hacrl track sync` fills MLflow in later")
+
+
+def quiet_environment() -> None:
+    """Before mlflow is imported: no telemetry, and a dead server is given up after seconds, not minutes."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_LOGGING_LEVEL": "ERROR",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def tracking_uri(config: CampaignConfig, home: Home) -> str:
+    """The config's server, else MLFLOW_TRACKING_URI, else a sqlite file in the home folder."""
+    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
+
+
+def clean_name(name: str) -> str:
+    """MLflow raises on a metric name with other characters than these."""
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+
+
+def _params(config: CampaignConfig, agent: str) -> Iterable[Any]:
+    from mlflow.entities import Param
+
+    whole = config.model_dump(mode="json", exclude={"agents", "tracking", "runtime"})
+    if agent:
+        whole = {
+            "agent": config.agents[agent].model_dump(mode="json"),
+            "objective": config.objective(agent).model_dump(mode="json"),
+        }
+    for name, value in sorted(_flat(whole)):
+        yield Param(clean_name(name), str(value)[:6000])
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
+    elif value is not None:
+        yield prefix, value
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]

@@ -1,0 +1,172 @@
+"""One worker process per agent: stages of different agents run side by side, each with its agent kept warm.
+
+A worker is a plain spawned process that takes stage calls over a pipe. It dies with its parent, whatever kills that.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import EngineError, HacrlError
+from stages.runner import Outcome, run_stage
+from stages.spec import Context, StageCall
+
+
+class WorkerDied(EngineError):
+    """The process is gone (killed, out of memory); the call may be tried again on a new one."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Where news of running stages goes; every function may be called from several threads."""
+
+    progress: Callable[[StageCall, int, int, str], None] = lambda call, done, total, note: None
+    warn: Callable[[str], None] = lambda message: None
+    waiting: Callable[[StageCall, str], None] = lambda call, holder: None
+
+
+class Worker:
+    """The parent's end. One call at a time; started by its first call, started again after it died."""
+
+    def __init__(self, name: str, store_root: Path, *, threads: int, device: str) -> None:
+        self.name = name
+        self._settings = (store_root, threads, device)
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._busy = threading.Lock()
+
+    def run(self, call: StageCall, events: Events) -> Outcome:
+        with self._busy:
+            pipe = self._start()
+            try:
+                pipe.send(call)
+                while True:
+                    kind, value = pipe.recv()
+                    if kind == "progress":
+                        events.progress(call, *value)
+                    elif kind == "warn":
+                        events.warn(value)
+                    elif kind == "waiting":
+                        events.waiting(call, value)
+                    elif kind == "done":
+                        return value
+                    else:
+                        raise value
+            except (EOFError, OSError) as problem:
+                code = self._reap()
+                raise WorkerDied(
+                    f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
+                ) from problem
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        if self._pipe is not None:
+            self._pipe.close()  # an idle worker ends at the end of its pipe
+        self._process.join(timeout=2)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(timeout=3)
+        self._reap()
+
+    def _start(self) -> Connection:
+        if self._process is not None and self._process.is_alive() and self._pipe is not None:
+            return self._pipe
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, os.getpid(), *self._settings), name=f"hacrl {self.name}", daemon=False
+        )
+        self._process.start()
+        theirs.close()
+        return self._pipe
+
+    def _reap(self) -> int | None:
+        process, self._process = self._process, None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if process is None:
+            return None
+        if process.is_alive():
+            process.kill()
+        process.join()
+        code: int | None = process.exitcode
+        return code
+
+
+def _reason(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name}"
+
+
+def _serve(pipe: Connection, parent: int, store_root: Path, threads: int, device: str) -> None:
+    """The worker's life: take a call, run it, answer; until the pipe ends."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+
+    from hacrl_core.engines.warm import close_warm
+
+    torch.set_num_threads(threads)
+    _quieten()
+    warm: dict[str, Any] = {}
+    chosen = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
+    context = Context(
+        progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
+        warn=lambda message: pipe.send(("warn", message)),
+        warm=warm,
+        device=chosen,
+    )
+    try:
+        while True:
+            call = pipe.recv()
+            pipe.send(_answer(store, call, context, pipe))
+    except (EOFError, OSError):
+        pass
+    finally:
+        close_warm(warm)
+
+
+def _answer(store: Store, call: StageCall, context: Context, pipe: Connection) -> tuple[str, Any]:
+    try:
+        return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
+    except HacrlError as problem:
+        return "error", problem
+    except Exception as problem:  # the parent shows one line; the traceback goes to the worker's stderr for the log
+        traceback.print_exc()
+        return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}")
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process soon after its parent is gone. Linux could tell us, but it speaks of the parent's *thread*, and workers are
+    started by threads that come and go; so a thread of our own looks."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def _quieten() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,113 @@
+"""A campaign: which agents learn what together, how, and for how long."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PositiveInt, StringConstraints, ValidationError, model_validator
+
+from hacrl_core.config.agents import AgentConfig
+from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
+from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.evaluation import EvaluateConfig
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.problems import ProblemsConfig
+from hacrl_core.config.training import ScoreConfig, UpdateConfig
+from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.errors import ConfigError
+
+# Names become parts of rollout ids, MLflow metric names and file names.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
+
+
+class RuntimeConfig(StrictConfig):
+    """How the work is spread over the machine. None of it changes a result's identity."""
+
+    threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
+    retries: int = Field(
+        2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
+    )
+    parallel: bool = Field(
+        True, description="Run the stages of different agents side by side, each in a process of its own."
+    )
+
+
+class TrackingConfig(StrictConfig):
+    enabled: bool = Field(True, description="Mirror the manifests into MLflow.")
+    uri: str | None = Field(
+        None, description="MLflow tracking server; empty: MLFLOW_TRACKING_URI, else a sqlite file in the home folder."
+    )
+    experiment: str = Field("hacrl", description="MLflow experiment the campaign's runs go into.")
+    patience_seconds: float = Field(
+        5.0, gt=0, description="Longest an iteration waits for MLflow before training goes on without it."
+    )
+
+
+class CampaignConfig(StrictConfig):
+    name: Name = Field(
+        description="Names the campaign in status, MLflow and Prefect; the same name and settings resume it."
+    )
+    seed: int = Field(0, ge=0, description="Every random number of the campaign follows from it.")
+    iterations: PositiveInt = Field(description="How often everybody answers, is checked and learns.")
+    agents: dict[Name, AgentConfig] = Field(
+        min_length=1, description="The agents by name; any number, one is plain GSPO."
+    )
+    problems: ProblemsConfig = Field(description="What they learn: the built-in arithmetic, a dataset, or a preset.")
+    prompts_per_iteration: PositiveInt = Field(description="Prompts that everybody answers in one iteration.")
+    samples_per_prompt: PositiveInt = Field(description="Answers of each agent to each prompt (the paper's G).")
+    generate: GenerateConfig
+    verify: VerifyConfig = VerifyConfig()
+    algorithm: dict[str, Any] = Field(
+        default_factory=lambda: {"preset": "hacpo"},
+        description="A preset (hacpo, gspo, gspo_x2, grpo, naive, …) and single settings over it.",
+    )
+    score: ScoreConfig = ScoreConfig()
+    update: UpdateConfig
+    evaluate: EvaluateConfig = EvaluateConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for agent in self.agents:
+            self.objective(agent)
+        if any(a.warmstart for a in self.agents.values()) and self.corpus is None:
+            raise ValueError(
+                "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
+            )
+        if self.minibatch_prompts > self.prompts_per_iteration:
+            raise ValueError(
+                f"update.minibatch_prompts {self.minibatch_prompts} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
+            )
+        return self
+
+    def objective(self, learner: str) -> HacpoConfig:
+        """The learner's settings: the preset, then the campaign's, then its own."""
+        settings = {**self.algorithm, **self.agents[learner].algorithm}
+        chosen = str(settings.pop("preset", "hacpo"))
+        try:
+            return preset(chosen, **settings)
+        except ConfigError as problem:
+            raise ValueError(f"algorithm.preset: {problem}") from None
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            where = ".".join(["algorithm", *map(str, first["loc"])])
+            raise ValueError(f"{where} ({learner}): {first['input']!r} is not allowed: {first['msg']}") from None
+
+    @property
+    def preset(self) -> str:
+        return str(self.algorithm.get("preset", "hacpo"))
+
+    @property
+    def group_size(self) -> int:
+        return round(self.samples_per_prompt * campaign_overrides(self.preset).samples_per_prompt)
+
+    @property
+    def minibatch_prompts(self) -> int:
+        return max(1, round(self.update.minibatch_prompts * campaign_overrides(self.preset).minibatch_prompts))
+
+    @property
+    def corpus(self) -> ArithmeticConfig | None:
+        """What warm starts are taught: the arithmetic of the campaign's own problems."""
+        if not isinstance(self.problems, ArithmeticConfig):
+            return None
+        return ArithmeticConfig(kinds=self.problems.kinds, levels=self.problems.levels)

@@ -1,0 +1,137 @@
+"""From YAML and ``--set key=value`` to a frozen config; whatever is wrong becomes one line that names key, value and remedy."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hacrl_core.errors import ConfigError
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def load_config(path: Path, model: type[C], overrides: Sequence[str] = ()) -> C:
+    """Read ``path`` (and the file it ``extends``), apply ``key.path=value`` overrides, validate."""
+    raw = read_yaml(path)
+    for text in overrides:
+        apply_override(raw, text)
+    return validate(raw, model, str(path))
+
+
+def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """One YAML mapping; ``extends: other.yaml`` (relative to this file) is read first and merged under it."""
+    path = path.resolve() if seen else path
+    if path in seen:
+        raise ConfigError(f"{path}: extends itself through {' → '.join(p.name for p in seen)}; break the circle")
+    try:
+        raw = yaml.load(path.read_text(), _UniqueKeys)
+    except OSError as problem:
+        raise ConfigError(f"{path}: {problem.strerror or problem}; give the path of a campaign's YAML file") from None
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(problem).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: holds a {type(raw).__name__}, not a mapping of settings")
+    base = raw.pop("extends", None)
+    if base is None:
+        return raw
+    return merge(read_yaml(path.parent / str(base), (*seen, path.resolve())), raw)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings merge key by key, anything else is replaced; null removes the key."""
+    merged = dict(base)
+    for key, value in over.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def apply_override(raw: dict[str, Any], text: str) -> None:
+    """``update.learning_rate=1e-4``: the value is read as YAML, missing mappings on the way are made."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: not of the form key=value, e.g. --set update.learning_rate=1e-4")
+    place: Any = raw
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {text}: {parent} is not a group of settings")
+    try:
+        place[last] = yaml.load(value, _UniqueKeys)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text}: the value {value!r} is not valid YAML; quote it") from None
+
+
+def validate(raw: Mapping[str, Any], model: type[C], source: str) -> C:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as problem:
+        first, *more = [_line(error, model) for error in problem.errors()]
+        others = f" (and {len(more)} more: {'; '.join(more[:3])})" if more else ""
+        raise ConfigError(f"{source}: {first}{others}") from None
+
+
+def _line(error: Any, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = list(_keys_beside(model, error["loc"]))
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; allowed: {', '.join(known)}" if known else ""
+        return f"{where}: unknown key{hint}"
+    if error["type"] == "missing":
+        return f"{where}: missing; it has no default"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    value = repr(error["input"])
+    return (
+        f"{where}: {value if len(value) < 80 else value[:77] + '...'} is not allowed: {message[0].lower()}{message[1:]}"
+    )
+
+
+def _keys_beside(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
+    """The keys that the model allows beside an unknown one, found by walking down its annotations."""
+    candidates: list[type[BaseModel]] = [model]
+    for part in location[:-1]:
+        below: list[type[BaseModel]] = []
+        for candidate in candidates:
+            field = candidate.model_fields.get(str(part))
+            below += _models_in(field.annotation) if field else [candidate]  # a dict's key or a union's tag stays put
+        candidates = below
+    for candidate in candidates:
+        yield from candidate.model_fields
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, and reads 1e-4 as a number (YAML 1.1 wants 1.0e-4)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                problem=f"key {twice.pop()!r} is given twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)

@@ -1,0 +1,66 @@
+"""Things a process keeps warm between stages: loaded tokenizers, agents and generation engines.
+
+The owner of the dictionary decides how long they live; nothing here is global. Only the newest version of an agent is kept.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.engines.agents import Agent, load_agent, load_tokenizer
+from hacrl_core.engines.factory import create_engine
+from hacrl_core.engines.protocols import GenerationEngine
+from hacrl_core.rendering import tokenizer_fingerprint
+
+Warm = dict[str, Any]
+
+
+def warm_tokenizer(warm: Warm, checkpoint: Path) -> tuple[Any, str]:
+    """A checkpoint's tokenizer and its fingerprint. Updates change weights, not tokenizers, so it is known by its files."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        [*checkpoint.glob("tokenizer*"), *checkpoint.glob("*.jinja"), *checkpoint.glob("special_tokens*")]
+    ):
+        digest.update(path.name.encode() + path.read_bytes())
+    kept = warm.get("tokenizer")
+    if kept is None or kept[0] != digest.digest():
+        tokenizer = load_tokenizer(checkpoint)
+        kept = warm["tokenizer"] = (digest.digest(), tokenizer, tokenizer_fingerprint(tokenizer))
+    return kept[1], kept[2]
+
+
+def warm_agent(
+    warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, dtype: torch.dtype = torch.float32
+) -> Agent:
+    wanted = (policy_digest, device, dtype)
+    kept = warm.get("agent")
+    if kept is None or kept[0] != wanted:
+        warm.pop("agent", None)  # let go of the old weights before the new ones come in
+        kept = warm["agent"] = (
+            wanted,
+            load_agent(checkpoint, dtype=dtype, device=device, tokenizer=warm_tokenizer(warm, checkpoint)[0]),
+        )
+    agent: Agent = kept[1]
+    return agent
+
+
+def warm_engine(warm: Warm, config: GenerateConfig) -> GenerationEngine:
+    kept = warm.get("engine")
+    if kept is None or kept[0] != config:
+        if kept is not None:
+            kept[1].close()
+        kept = warm["engine"] = (config, create_engine(config))
+    engine: GenerationEngine = kept[1]
+    return engine
+
+
+def close_warm(warm: Warm) -> None:
+    """Stop what runs and let go of what is held: engines with worker processes, weights on a device."""
+    if "engine" in warm:
+        warm["engine"][1].close()
+    warm.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

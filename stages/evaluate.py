@@ -1,0 +1,130 @@
+"""evaluate: agent + benchmark → per-problem results, with accuracy and its interval."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.evaluation import BenchmarkConfig
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.contracts.manifest import canonical_json
+from hacrl_core.contracts.tables import EVALUATION
+from hacrl_core.evaluation.summary import Outcomes, by_tag, summarise
+from hacrl_core.problems import Problem, load_problems
+from hacrl_core.seeding import derive_seed
+from hacrl_core.verification import Verdict, VerdictKind, verify_batch
+from stages.resume import generate_resumable
+from stages.spec import Context, Metrics, OutFolder, Result, Stage
+
+MOST_TAG_VALUES = 30
+
+
+class EvaluateSlice(StrictConfig):
+    benchmark: BenchmarkConfig
+    content_digest: str  # of the benchmark's problems
+    generate: GenerateConfig
+    verify: VerifyConfig
+    chat_template: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Neither the benchmark's name nor its schedule changes a result."""
+        return {
+            "benchmark": self.benchmark.model_dump(
+                mode="json", include={"problems", "samples", "temperature", "top_p", "max_tokens", "ks"}
+            ),
+            "content_digest": self.content_digest,
+            "name": self.benchmark.name,  # metrics carry it
+            "engine": self.generate.engine.identity(),
+            "stop_strings": list(self.generate.stop_strings),
+            "verify": self.verify.model_dump(mode="json", exclude={"workers", "max_error_share"}),
+            "chat_template": self.chat_template,
+        }
+
+    @property
+    def sampling(self) -> GenerateConfig:
+        own = {name: getattr(self.benchmark, name) for name in ("temperature", "top_p", "max_tokens")}
+        return self.generate.model_copy(update={**own, "top_k": 0, "max_prompt_tokens": None})
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: EvaluateSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    problems = load_problems(config.benchmark.problems).problems
+    generations = _answers(inputs["agent"], problems, config, seed or 0, context)
+    repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
+    verdicts = verify_batch([g.text for g in generations], [p.answer for p in repeated], config.verify)
+    out.write(EVALUATION, _columns(repeated, generations, verdicts, config.benchmark.samples))
+    return Result(_metrics(config.benchmark, _outcomes(config.benchmark.samples, problems, verdicts, generations)))
+
+
+def _answers(
+    agent: ArtifactRef, problems: tuple[Problem, ...], config: EvaluateSlice, seed: int, context: Context
+) -> list[Any]:
+    from hacrl_core.engines.protocols import GenerationRequest
+    from hacrl_core.engines.warm import warm_engine, warm_tokenizer
+    from hacrl_core.rendering import render_prompt
+
+    tokenizer, _ = warm_tokenizer(context.warm, agent.path)
+    requests = []
+    for problem in problems:
+        prompt = tuple(render_prompt(tokenizer, problem.messages, config.chat_template))
+        for sample in range(config.benchmark.samples):
+            name = f"{problem.problem_id}/{sample:02d}"
+            requests.append(GenerationRequest(name, prompt, derive_seed(seed, config.benchmark.name, name)))
+    # The engine is that of the generate stage: limits and temperature are arguments of a call, not of the engine.
+    engine = warm_engine(context.warm, config.generate)
+    return generate_resumable(engine, agent, requests, config.sampling, context)
+
+
+def _columns(
+    problems: list[Problem], generations: list[Any], verdicts: list[Verdict], samples: int
+) -> dict[str, list[Any]]:
+    return {
+        "problem_id": [p.problem_id for p in problems],
+        "sample_index": [i % samples for i in range(len(problems))],
+        "response_text": [g.text for g in generations],
+        "verdict": [v.verdict.value for v in verdicts],
+        "reward": [v.reward for v in verdicts],
+        "extracted_answer": [v.extracted_answer or "" for v in verdicts],
+        "answer": [p.answer for p in problems],
+        "tokens": [len(g.token_ids) for g in generations],
+        "truncated": [g.finish_reason == "length" for g in generations],
+        "tags": [canonical_json(dict(p.tags)) for p in problems],
+    }
+
+
+def _outcomes(samples: int, problems: tuple[Problem, ...], verdicts: list[Verdict], generations: list[Any]) -> Outcomes:
+    shape = (len(problems), samples)
+    answers = [v.extracted_answer for v in verdicts]
+    # Accuracy counts right answers; a shaped reward is for training.
+    right = [np.nan if v.verdict is VerdictKind.ERROR else float(v.verdict is VerdictKind.CORRECT) for v in verdicts]
+    return Outcomes(
+        rewards_PS=np.array(right).reshape(shape),
+        answers_PS=tuple(tuple(answers[p * samples : (p + 1) * samples]) for p in range(len(problems))),
+        tokens_PS=np.array([len(g.token_ids) for g in generations]).reshape(shape),
+        truncated_PS=np.array([g.finish_reason == "length" for g in generations]).reshape(shape),
+        tags_P=tuple(p.tags for p in problems),
+    )
+
+
+def _metrics(benchmark: BenchmarkConfig, outcomes: Outcomes) -> Metrics:
+    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing."""
+    found = summarise(outcomes, benchmark.reported_ks)
+    average = f"avg@{benchmark.samples}"
+    for short, name in (
+        ("accuracy", average),
+        ("accuracy_low", f"{average}/low"),
+        ("accuracy_high", f"{average}/high"),
+    ):
+        if name in found:
+            found[short] = found[name]
+    for tag, values in by_tag(outcomes, (1,)).items():
+        if len(values) <= MOST_TAG_VALUES:
+            found |= {f"{tag}/{value}": part[average] for value, part in values.items() if average in part}
+    return {f"evaluate/{benchmark.name}/{name}": value for name, value in found.items()}
+
+
+STAGE = Stage("evaluate", 1, EvaluateSlice, run)

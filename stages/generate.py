@@ -1,0 +1,85 @@
+"""generate: agent + prompts → rollouts, each prompt answered several times by one agent."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.contracts.manifest import canonical_json
+from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, read_table
+from hacrl_core.seeding import derive_seed
+from stages.resume import generate_resumable
+from stages.spec import Context, Metrics, OutFolder, Result, Stage
+
+
+class GenerateSlice(StrictConfig):
+    agent_id: str
+    iteration: NonNegativeInt
+    samples_per_prompt: PositiveInt
+    generate: GenerateConfig
+    chat_template: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        whole = self.model_dump(mode="json", exclude={"generate"})
+        return {**whole, "generate": self.generate.identity()}
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: GenerateSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    from hacrl_core.engines.protocols import GenerationRequest
+    from hacrl_core.engines.warm import warm_engine, warm_tokenizer
+    from hacrl_core.rendering import render_prompt
+
+    prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
+    tokenizer, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
+    rendered = {p["prompt_id"]: tuple(render_prompt(tokenizer, p["messages"], config.chat_template)) for p in prompts}
+    wanted = [(p["prompt_id"], sample) for p in prompts for sample in range(config.samples_per_prompt)]
+    seeds = [derive_seed(seed or 0, prompt_id, sample) for prompt_id, sample in wanted]
+    engine = warm_engine(context.warm, config.generate)
+    requests = [
+        GenerationRequest(f"{prompt_id}/{sample:02d}", rendered[prompt_id], one)
+        for (prompt_id, sample), one in zip(wanted, seeds, strict=True)
+    ]
+    generations = generate_resumable(engine, inputs["agent"], requests, config.generate, context)
+    out.write(ROLLOUTS, _columns(config, inputs["agent"].digest, wanted, seeds, rendered, generations))
+    sampler = {"agent_id": config.agent_id, "tokenizer": fingerprint, "chat_template": config.chat_template}
+    (out.path / "sampler.json").write_text(canonical_json(sampler))
+    return Result(_metrics(generations), {"engine": engine.name, "engine_version": engine.version})
+
+
+def _columns(
+    config: GenerateSlice, policy: str, wanted: Any, seeds: Any, rendered: Any, generations: list[Any]
+) -> dict[str, list[Any]]:
+    return {
+        "rollout_id": [f"{config.iteration:06d}/{config.agent_id}/{prompt}/{sample:02d}" for prompt, sample in wanted],
+        "iteration": [config.iteration] * len(wanted),
+        "agent_id": [config.agent_id] * len(wanted),
+        "policy_digest": [policy] * len(wanted),
+        "prompt_id": [prompt for prompt, _ in wanted],
+        "sample_index": [sample for _, sample in wanted],
+        "prompt_token_ids": [rendered[prompt] for prompt, _ in wanted],
+        "response_text": [g.text for g in generations],
+        "response_token_ids": [g.token_ids for g in generations],
+        "response_logprobs": [g.policy_logprobs for g in generations],
+        "finish_reason": [g.finish_reason for g in generations],
+        "seed": seeds,
+    }
+
+
+def _metrics(generations: list[Any]) -> Metrics:
+    lengths = np.array([len(g.token_ids) for g in generations])
+    return {
+        "generate/responses": float(len(generations)),
+        "generate/tokens": float(lengths.sum()),
+        "generate/response_length_mean": float(lengths.mean()),
+        "generate/truncated_share": float(np.mean([g.finish_reason == "length" for g in generations])),
+        "generate/distinct_share": len({g.token_ids for g in generations}) / len(generations),
+    }
+
+
+STAGE = Stage("generate", 1, GenerateSlice, run)

@@ -1,0 +1,66 @@
+"""Work finer than a stage: responses that were finished before a crash are kept in shards and not sampled again."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.generation import GenerateConfig
+from stages.spec import Context
+
+# A shard should be worth its fsync: small enough to lose little, large enough to keep the engine's batch full.
+SHARD_BATCHES = 2
+
+
+def generate_resumable(
+    engine: Any, agent: ArtifactRef, requests: Sequence[Any], config: GenerateConfig, context: Context
+) -> list[Any]:
+    """Sample in shards of a few batches each; a shard on disk is taken as it is, since requests are pure functions of their seed."""
+    from hacrl_core.engines.factory import sampling_params
+
+    params = sampling_params(config)
+    size = SHARD_BATCHES * config.batch_size
+    shards = [requests[start : start + size] for start in range(0, len(requests), size)]
+    results: list[Any] = []
+    for number, shard in enumerate(shards):
+        path = context.partial / f"{number:05d}.json" if context.partial and len(shards) > 1 else None
+        done = _read(path, shard)
+        if done is None:
+            before = len(results)
+            done = engine.generate(
+                agent.path,
+                agent.digest,
+                shard,
+                params,
+                lambda n, tokens, b=before: context.progress(b + n, len(requests), f"{tokens} tokens"),
+            )
+            _write(path, done)
+        results += done
+    return results
+
+
+def _read(path: Path | None, shard: Sequence[Any]) -> list[Any] | None:
+    from hacrl_core.engines.protocols import Generation
+
+    if path is None or not path.exists():
+        return None
+    try:
+        rows = [
+            Generation(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+            for row in json.loads(path.read_text())
+        ]
+    except (ValueError, TypeError):
+        return None  # half written by a dying machine: sample it again
+    return rows if [r.request_id for r in rows] == [r.request_id for r in shard] else None
+
+
+def _write(path: Path | None, rows: Sequence[Any]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps([asdict(row) for row in rows]))
+    os.replace(draft, path)

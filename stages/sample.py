@@ -1,0 +1,80 @@
+"""sample: problems + seed + iteration → the prompts that every agent answers in this iteration."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.problems import ProblemsConfig
+from hacrl_core.contracts.manifest import canonical_json
+from hacrl_core.contracts.tables import PROMPTS
+from hacrl_core.errors import StageError
+from hacrl_core.problems import Problem, ProblemSet, load_problems, within_length
+from stages.spec import Context, OutFolder, Result, Stage
+
+
+class SampleSlice(StrictConfig):
+    problems: ProblemsConfig
+    iteration: NonNegativeInt
+    prompts: PositiveInt
+    content_digest: str  # of the problems as they were read
+    max_prompt_tokens: PositiveInt | None = None  # for every agent: all must be able to answer the same prompts
+    chat_templates: dict[str, str | None] = Field(default_factory=dict)
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: SampleSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    drawn = _problems(inputs, config, context).for_iteration(seed or 0, config.iteration, config.prompts)
+    columns: dict[str, list[Any]] = {
+        "prompt_id": [p.problem_id for p in drawn],
+        "messages": [[dict(m) for m in p.messages] for p in drawn],
+        "answer": [p.answer for p in drawn],
+        "source": [p.source for p in drawn],
+        "tags": [canonical_json(dict(p.tags)) for p in drawn],
+    }
+    out.write(PROMPTS, columns)
+    return Result({"sample/prompts": float(len(drawn))})
+
+
+def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: Context) -> ProblemSet:
+    """The problems that fit every agent; read once per process, and checked to be those the campaign planned with."""
+    known = (config.model_dump_json(include={"problems", "content_digest", "max_prompt_tokens"}), *inputs.values())
+    kept = context.warm.get("problems")
+    if kept is not None and kept[0] == known:
+        cached: ProblemSet = kept[1]
+        return cached
+    found = load_problems(config.problems)
+    if found.content_digest != config.content_digest:
+        raise StageError(
+            f"sample #{config.iteration}: the problems changed on disk while the campaign ran; run the same command again"
+        )
+    if config.max_prompt_tokens is not None and found.generator is None:
+        found = replace(found, problems=_that_fit(found, inputs, config, config.max_prompt_tokens))
+    context.warm["problems"] = (known, found)
+    return found
+
+
+def _that_fit(
+    found: ProblemSet, inputs: Mapping[str, ArtifactRef], config: SampleSlice, limit: int
+) -> tuple[Problem, ...]:
+    from hacrl_core.engines.agents import load_tokenizer
+    from hacrl_core.rendering import render_prompt
+
+    renderers = {
+        agent: partial(_render, render_prompt, load_tokenizer(ref.path), config.chat_templates.get(agent))
+        for agent, ref in inputs.items()
+    }
+    return within_length(found.problems, renderers, limit).problems
+
+
+def _render(render_prompt: Any, tokenizer: Any, template: str | None, messages: Any) -> list[int]:
+    ids: list[int] = render_prompt(tokenizer, messages, template)
+    return ids
+
+
+STAGE = Stage("sample", 1, SampleSlice, run)

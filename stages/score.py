@@ -1,0 +1,122 @@
+"""score: learner + everyone's rollouts → log-probs of each response under the learner, in the learner's own tokens."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeInt
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.training import ScoreConfig
+from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
+from stages.spec import Context, Metrics, OutFolder, Result, Stage
+
+
+class ScoreSlice(StrictConfig):
+    learner: str
+    samplers: tuple[str, ...]
+    iteration: NonNegativeInt
+    score: ScoreConfig
+    max_tokens: int  # the learner's limit on a response
+    mismatch_warning: float = 0.02
+    chat_template: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        whole = self.model_dump(mode="json", exclude={"score", "mismatch_warning"})
+        return {**whole, "score": self.score.model_dump(mode="json", include={"temperature", "autocast"})}
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: ScoreSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    from hacrl_core.engines.scoring import score_sequences
+    from hacrl_core.engines.sequences import TrainSequence
+    from hacrl_core.engines.warm import warm_agent, warm_tokenizer
+
+    agent = warm_agent(context.warm, inputs["agent"].path, inputs["agent"].digest, device=context.device)
+    _, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
+    rows = [row for sampler in config.samplers for row in _rows_of(agent, fingerprint, sampler, inputs, config)]
+    scorable = [row for row in rows if row["token_ids"]]
+    # Identical responses to a prompt have identical log-probs: each is scored once.
+    sequences = [TrainSequence(tuple(row["prompt_token_ids"]), tuple(row["token_ids"])) for row in scorable]
+    distinct = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
+    scored = score_sequences(
+        agent,
+        list(distinct),
+        token_budget=config.score.token_budget,
+        temperature=config.score.temperature,
+        autocast=config.score.autocast,
+        max_logits_mb=config.score.max_logits_mb,
+    )
+    logprobs = [scored[distinct[sequence]] for sequence in sequences]
+    columns: dict[str, list[Any]] = {
+        name: [row[name] for row in scorable]
+        for name in ("rollout_id", "sampler", "is_own", "prompt_id", "prompt_token_ids", "token_ids", "truncated")
+    }
+    columns["logprobs"] = logprobs
+    columns["mean_logprob"] = [float(np.mean(values, dtype=np.float64)) for values in logprobs]
+    out.write(SCORES, columns)
+    metrics = _metrics(rows, scorable, columns, logprobs, len(distinct))
+    if metrics.get("score/sampling_mismatch_mean", 0.0) > config.mismatch_warning:
+        context.warn(
+            f"score {config.learner} #{config.iteration}: sampling and scoring log-probs differ by "
+            f"{metrics['score/sampling_mismatch_mean']:.3g} per token on average, more than {config.mismatch_warning}; "
+            "the generation engine and the trainer disagree about the same weights"
+        )
+    return Result(metrics)
+
+
+def _rows_of(
+    agent: Any, fingerprint: str, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice
+) -> list[dict[str, Any]]:
+    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim."""
+    from hacrl_core.rendering import encode_response, render_prompt
+
+    table = read_table(inputs[f"rollouts/{sampler}"].path / "rollouts.parquet", ROLLOUTS)
+    is_own = sampler == config.learner
+    writer = json.loads((inputs[f"rollouts/{sampler}"].path / "sampler.json").read_text())
+    verbatim = is_own or (writer["tokenizer"], writer["chat_template"]) == (fingerprint, config.chat_template)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows:
+        row.update(sampler=sampler, is_own=is_own, truncated=False, token_ids=row["response_token_ids"])
+    if verbatim:
+        return rows
+    prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS)
+    messages = dict(zip(prompts["prompt_id"].to_pylist(), prompts["messages"].to_pylist(), strict=True))
+    rendered = {prompt: render_prompt(agent.tokenizer, text, config.chat_template) for prompt, text in messages.items()}
+    for row in rows:
+        finished = row["finish_reason"] == "stop"
+        encoded = encode_response(
+            agent.tokenizer,
+            row["response_text"],
+            finished=finished,
+            stop_token_id=agent.stop_token_ids[0],
+            max_tokens=config.max_tokens,
+        )
+        row.update(
+            prompt_token_ids=rendered[row["prompt_id"]], token_ids=list(encoded.token_ids), truncated=encoded.truncated
+        )
+    return rows
+
+
+def _metrics(
+    rows: list[Any], scorable: list[Any], columns: dict[str, list[Any]], logprobs: list[Any], distinct: int
+) -> Metrics:
+    own = [i for i, row in enumerate(scorable) if row["is_own"]]
+    metrics = {
+        "score/responses": float(len(rows)),
+        "score/unscorable": float(len(rows) - len(scorable)),
+        "score/distinct_share": distinct / max(len(scorable), 1),
+        "score/truncated_share": float(np.mean(columns["truncated"])) if scorable else 0.0,
+    }
+    if own:
+        differences = np.concatenate([np.abs(logprobs[i] - np.array(scorable[i]["response_logprobs"])) for i in own])
+        metrics["score/sampling_mismatch_mean"] = float(differences.mean())
+        metrics["score/sampling_mismatch_max"] = float(differences.max())
+        metrics["score/own_mean_logprob"] = float(np.mean([columns["mean_logprob"][i] for i in own]))
+    return metrics
+
+
+STAGE = Stage("score", 1, ScoreSlice, run)

@@ -1,0 +1,249 @@
+"""update: learner + scores + credit → the learner's next version. The algorithm comes in as the trainer's loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.training import UpdateConfig
+from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
+from hacrl_core.errors import AlgorithmError, StageError
+from hacrl_core.seeding import derive_rng
+from stages.spec import Context, Metrics, OutFolder, Result, Stage
+
+COSINE_ROWS = (
+    64  # responses on either side of the gradient cosine: enough to see the sign, cheap enough for every iteration
+)
+
+
+class UpdateSlice(StrictConfig):
+    learner: str
+    samplers: tuple[str, ...]
+    iteration: NonNegativeInt
+    minibatch_prompts: PositiveInt
+    algorithm: HacpoConfig
+    update: UpdateConfig
+
+    def identity(self) -> dict[str, Any]:
+        whole = self.model_dump(mode="json")
+        for speed_only in ("token_budget", "max_logits_mb", "gradient_checkpointing"):
+            del whole["update"][speed_only]
+        return whole
+
+
+@dataclass(frozen=True)
+class Row:
+    """One response the learner may learn from: credit joined with its log-probs."""
+
+    rollout_id: str
+    prompt_id: str
+    sampler: str
+    is_own: bool
+    advantage: float
+    omega: float
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    old_logprobs: tuple[float, ...]  # under the learner at the start of the iteration
+    old_mean: float
+    sampler_mean: float  # under the sampler when it wrote the response, in the sampler's tokens
+    reference: tuple[float, ...] | None  # under the campaign's first version of the learner, for KL
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    from hacrl_core.engines.agents import load_agent
+    from hacrl_core.engines.trainer import Trainer
+    from hacrl_core.engines.warm import warm_tokenizer
+
+    rows = _rows(inputs, config)
+    tokenizer, _ = warm_tokenizer(context.warm, inputs["agent"].path)
+    agent = load_agent(inputs["agent"].path, device=context.device, tokenizer=tokenizer)
+    resumes = (inputs["agent"].path / "optimizer.safetensors").exists()
+    trainer = Trainer(agent, config.update, optimizer_state=inputs["agent"].path if resumes else None, seed=seed or 0)
+    learner = _Learner(trainer, config, seed or 0)
+    metrics = learner.learn(rows, context)
+    trainer.save(out.path)
+    metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
+    return Result(metrics)
+
+
+def _rows(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> list[Row]:
+    """Join: credit names the responses, the learner's scores their tokens, each sampler's own scores the denominator."""
+    sampled_at = _sampler_means(inputs, config)
+    scores = _by_rollout(inputs[f"scores/{config.learner}"])
+    reference = _by_rollout(inputs["reference"]) if "reference" in inputs else {}
+    rows = []
+    for credit in read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist():
+        rollout = credit["rollout_id"]
+        if rollout not in sampled_at:
+            raise AlgorithmError(
+                f"update {config.learner} #{config.iteration}: rollout {rollout} has no score by its sampler {credit['sampler']}; "
+                "its score artifact is missing or of another iteration"
+            )
+        score = scores.get(rollout)
+        if score is None:
+            continue  # a foreign response that is empty in the learner's tokens; counted by the score stage
+        first = reference.get(rollout)
+        rows.append(
+            Row(
+                rollout_id=rollout,
+                prompt_id=credit["prompt_id"],
+                sampler=credit["sampler"],
+                is_own=credit["is_own"],
+                advantage=credit["advantage"],
+                omega=credit["omega"],
+                prompt_token_ids=tuple(score["prompt_token_ids"]),
+                token_ids=tuple(score["token_ids"]),
+                old_logprobs=tuple(score["logprobs"]),
+                old_mean=score["mean_logprob"],
+                sampler_mean=sampled_at[rollout],
+                reference=tuple(first["logprobs"]) if first and credit["is_own"] else None,
+            )
+        )
+    return rows
+
+
+def _sampler_means(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> dict[str, float]:
+    means: dict[str, float] = {}
+    for sampler in config.samplers:
+        table = read_table(inputs[f"scores/{sampler}"].path / "scores.parquet", SCORES).select(
+            ["rollout_id", "is_own", "mean_logprob"]
+        )
+        means.update({row["rollout_id"]: row["mean_logprob"] for row in table.to_pylist() if row["is_own"]})
+    return means
+
+
+def _by_rollout(ref: ArtifactRef) -> dict[str, Any]:
+    return {row["rollout_id"]: row for row in read_table(ref.path / "scores.parquet", SCORES).to_pylist()}
+
+
+def minibatches(rows: Sequence[Row], config: UpdateSlice, seed: int) -> list[list[Row]]:
+    """Own responses first, then each other sampler's, ``minibatch_prompts`` prompts at a time; or everything mixed by prompt."""
+    prompts = list(dict.fromkeys(row.prompt_id for row in rows))
+    if config.update.minibatch_order == "mixed":
+        prompts = [prompts[i] for i in derive_rng(seed, "minibatches", config.iteration).permutation(len(prompts))]
+        sources: list[list[Row]] = [list(rows)]
+    else:
+        others = sorted({row.sampler for row in rows if not row.is_own})
+        sources = [[r for r in rows if r.is_own], *([r for r in rows if r.sampler == other] for other in others)]
+    size = config.minibatch_prompts
+    groups = [set(prompts[start : start + size]) for start in range(0, len(prompts), size)]
+    batches = [[row for row in source if row.prompt_id in group] for source in sources for group in groups]
+    return [batch for batch in batches if batch] * config.update.epochs
+
+
+class _Learner:
+    """The updates of one iteration: turns rows into the trainer's sequences and the algorithm's objective."""
+
+    def __init__(self, trainer: Any, config: UpdateSlice, seed: int) -> None:
+        self.trainer, self.config, self.seed = trainer, config, seed
+        self.algorithm = config.algorithm
+        self.saved: list[float] = []
+
+    def learn(self, rows: list[Row], context: Context) -> Metrics:
+        from hacrl_core.algorithm.clipping import calibrated_config
+        from hacrl_core.algorithm.diagnostics import summarise
+
+        means = [np.array([getattr(row, name) for row in rows]) for name in ("old_mean", "sampler_mean", "is_own")]
+        self.algorithm = calibrated_config(self.config.algorithm, *means)
+        metrics = self._cosine(rows)
+        steps, batches = [], minibatches(rows, self.config, self.seed)
+        for index, batch in enumerate(batches):
+            context.progress(index, len(batches), "updates")
+            step = self._step(batch, index)
+            if not step.finite:
+                raise StageError(
+                    f"update {self.config.learner} #{self.config.iteration}: loss {step.loss} or gradient norm {step.gradient_norm} of "
+                    f"update {index} is not finite; the last good version stays current. Lower update.learning_rate or look at the rollouts"
+                )
+            steps.append(step)
+        tables = [step.stats for step in steps if step.stats]
+        largest = max((row.omega for row in rows if not row.is_own), default=1.0)
+        metrics |= summarise([_tensors(table) for table in tables], config=self.algorithm, omega_max=largest)
+        return metrics | self._totals(rows, steps)
+
+    def _step(self, batch: list[Row], index: int) -> Any:
+        sequences, objective = self._prepare(batch, index)
+        return self.trainer.step(sequences, objective)
+
+    def _prepare(self, batch: list[Row], index: int) -> tuple[list[Any], Any]:
+        """Leave out rows whose gradient is zero for certain, merge identical ones, wrap the rest."""
+        import torch
+
+        from hacrl_core.algorithm.objective import ObjectiveRows, make_objective
+        from hacrl_core.engines.sequences import TrainSequence, plan_rows
+
+        kl = self.algorithm.kl_coefficient
+        plan = plan_rows(
+            [(r.prompt_token_ids, r.token_ids, r.sampler, r.advantage, r.sampler_mean) for r in batch],
+            [r.advantage for r in batch],
+            [kl if r.is_own else 0.0 for r in batch],
+            [len(r.prompt_token_ids) + len(r.token_ids) for r in batch],
+        )
+        self.saved.append(plan.saved_share)
+        kept = [batch[i] for i in plan.rows_K]
+        rows = ObjectiveRows(
+            sampler_mean_logprob_B=torch.tensor([r.sampler_mean for r in kept], dtype=torch.float64),
+            advantage_B=torch.tensor([r.advantage for r in kept], dtype=torch.float64),
+            is_own_B=torch.tensor([r.is_own for r in kept], dtype=torch.bool),
+            omega_B=torch.tensor([r.omega for r in kept], dtype=torch.float64),
+            weight_B=torch.as_tensor(plan.weights_K, dtype=torch.float64),
+            total_weight=float(len(batch)),
+            old_logprobs=[torch.tensor(r.old_logprobs) for r in kept],
+            reference_logprobs=None if all(r.reference is None for r in kept) else [_maybe(r.reference) for r in kept],
+            rollout_ids=[r.rollout_id for r in kept],
+        )
+        objective = make_objective(rows, update_index=index, config=self.algorithm)
+        return [TrainSequence(r.prompt_token_ids, r.token_ids) for r in kept], objective
+
+    def _cosine(self, rows: list[Row]) -> Metrics:
+        """Do own and foreign responses pull the same way? Measured before the first update, on a subsample."""
+        from hacrl_core.algorithm.diagnostics import gradient_cosine
+
+        if not self.algorithm.gradient_cosine:
+            return {}
+        rng = derive_rng(self.seed, "cosine", self.config.iteration)
+        gradients = []
+        for own in (True, False):
+            side = [row for row in rows if row.is_own == own and row.advantage != 0]
+            if not side:
+                return {}
+            chosen = rng.permutation(len(side))[:COSINE_ROWS]
+            gradients.append(self.trainer.gradient(*self._prepare([side[i] for i in sorted(chosen)], 0)))
+        self.saved.clear()
+        cosine = gradient_cosine(*gradients)
+        return {} if cosine is None else {"update/gradient_cosine": cosine}
+
+    def _totals(self, rows: list[Row], steps: list[Any]) -> Metrics:
+        return {
+            "update/loss": float(np.mean([s.loss for s in steps])),
+            "update/gradient_norm_mean": float(np.mean([s.gradient_norm for s in steps])),
+            "update/gradient_norm_max": float(np.max([s.gradient_norm for s in steps])),
+            "update/updates": float(len(steps)),
+            "update/tokens": float(sum(s.tokens for s in steps)),
+            "update/padding_share": float(np.mean([s.padding_share for s in steps])),
+            "update/saved_share": float(np.mean(self.saved)),
+            "update/window_low": self.algorithm.foreign_lower_bound(0),
+            "update/responses": float(len(rows)),
+        }
+
+
+def _tensors(table: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.as_tensor(values) for name, values in table.items()}
+
+
+def _maybe(values: tuple[float, ...] | None) -> Any:
+    import torch
+
+    return None if values is None else torch.tensor(values)
+
+
+STAGE = Stage("update", 1, UpdateSlice, run)

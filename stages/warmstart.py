@@ -1,0 +1,25 @@
+"""warmstart: corpus + architecture → a first agent, taught to partial competence. For the tiny agents of the demo."""
+
+from collections.abc import Mapping
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.warmstart import WarmstartConfig
+from stages.spec import Context, OutFolder, Result, Stage
+
+
+class WarmstartSlice(StrictConfig):
+    warmstart: WarmstartConfig
+    corpus: ArithmeticConfig
+
+
+def run(
+    inputs: Mapping[str, ArtifactRef], config: WarmstartSlice, seed: int | None, out: OutFolder, context: Context
+) -> Result:
+    from hacrl_core.engines.warmstart.train import warm_start
+
+    return Result(warm_start(config.warmstart, config.corpus, seed or 0, out.path, context.progress))
+
+
+STAGE = Stage("warmstart", 1, WarmstartSlice, run)
