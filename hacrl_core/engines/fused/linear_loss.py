@@ -207,6 +207,7 @@ class _FusedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         got: Gradients = ctx.gradients
+        ctx.gradients = None  # the last reference but ours, so that autograd keeps the buffers instead of copying them
         found = [got.hidden_RH, got.weight_VH, got.bias_V]
         if float(scale) != 1.0:
             found = [None if gradient is None else gradient * scale for gradient in found]
