@@ -50,6 +50,7 @@ class Group:
     pairs: list[tuple[str, str]]
     task: str
     options: dict[str, Any]
+    retried: bool = False
 
 
 @dataclass(slots=True)
@@ -194,6 +195,11 @@ class Pool:
         group, done, ready = worker.group, worker.done, worker.ready
         self._remove(worker)
         assert group is not None
+        if not ready and result["verdict"] == "error" and not group.retried:
+            # The worker had died before it began, for reasons of its own. Once more, with a fresh one.
+            group.retried = True
+            queue.appendleft(group)
+            return
         if not ready:
             # Nobody's answer is to blame for a gold that cannot be parsed.
             for key in group.keys:

@@ -18,13 +18,13 @@ from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-_IMAGINARY_FACTOR = re.compile(r"(?<=\d)i(?![A-Za-z])")  # math-verify takes "2i" for a real i, "2 i" for the unit
+_INDEX = re.compile(r"_\{?i|\\(?:sum|prod)")
 _IMAGINARY_CALL = re.compile(r"(?<![A-Za-z\\])i\s*\(")
 _SUBSCRIPT_TEXT = re.compile(r"_\s*\{\s*\\text\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")
 _SUBSCRIPT_WORD = re.compile(r"_\s*\{\s*\\?([A-Za-z]{2,})\s*\}")
 _E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?![\d.A-Za-z])")
 # Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
-_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([0-9.eE+-]+)'?\s*\)\s*")
+_LITERAL = re.compile(r"\s*(-?)\s*(Integer|Float)\s*\(\s*'?([0-9.eE+-]+)'?\s*\)\s*")
 _CONFIG = LatexExtractionConfig(
     boxed_match_priority=0,
     normalization_config=NormalizationConfig(
@@ -70,7 +70,8 @@ def _number_literal(code: str, *_: Any) -> Any:
     match = _LITERAL.fullmatch(code)
     if not match:
         raise ValueError("evaluating text as Python is forbidden in a verifier")
-    return sympy.Float(match[2]) if match[1] == "Float" else sympy.Integer(int(match[2]))
+    number = sympy.Float(match[3]) if match[2] == "Float" else sympy.Integer(int(match[3]))
+    return -number if match[1] else number
 
 
 def compare(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -96,11 +97,18 @@ def prepare_gold(gold: str, *_: Any) -> None:
 @lru_cache(maxsize=4096)
 def read(latex: str) -> Any:
     """A sympy object, or None when the text is no mathematics."""
-    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", _IMAGINARY_FACTOR.sub(" i", latex))
+    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", latex)
     latex = _SUBSCRIPT_WORD.sub(r"_{\1}", _SUBSCRIPT_TEXT.sub(r"_{\1}", latex))
     latex = _E_NOTATION.sub(lambda m: rf"{m[1]} \cdot 10^{{{int(m[2])}}}", latex)
     found = parse(f"\\boxed{{{latex}}}", [_CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
-    return found[0] if found else None
+    return _with_imaginary_unit(found[0], latex) if found else None
+
+
+def _with_imaginary_unit(value: Any, latex: str) -> Any:
+    """math-verify leaves ``i`` a symbol, for which ``i(2-i)`` is not ``1+2i``; an index it may stay."""
+    if not isinstance(value, sympy.Expr) or _INDEX.search(latex):
+        return value
+    return value.subs({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
 
 
 def equal(gold: Any, answer: Any, tolerance: float) -> bool:
