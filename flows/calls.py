@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.problems import ProblemsConfig
@@ -40,7 +41,8 @@ class Calls:
             slice_ = {"warmstart": _json(settings.warmstart), "corpus": _json(corpus)}
             return Planned("warmstart", slice_, seed=self._seed("warmstart", agent), agent=agent)
         assert settings.checkpoint is not None
-        return Planned("adopt", {"checkpoint": _json(settings.checkpoint)}, agent=agent)
+        slice_ = {"checkpoint": _json(settings.checkpoint), "source_digest": source_digest(settings.checkpoint)}
+        return Planned("adopt", slice_, agent=agent)
 
     def sample(self, origins: Mapping[str, Any], iteration: int) -> Planned:
         """Needs the agents' tokenizers only where prompts are filtered by length; first versions have them, and never change."""

@@ -1,20 +1,20 @@
 """credit: everyone's verdicts + the capability so far → one learner's advantages, and the capability now."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from pydantic import NonNegativeInt
 
-from hacrl_core.algorithm.advantage import learner_advantages
-from hacrl_core.algorithm.capability import capability_ratio, smoothed_capability
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.tables import CAPABILITY, CREDIT, VERDICTS, read_table
 from hacrl_core.errors import AlgorithmError
-from stages.spec import Context, Metrics, OutFolder, Result, Stage
+from stages.spec import Context, OutFolder, Result, Stage
+
+if TYPE_CHECKING:
+    from hacrl_core.algorithm import Groups
 
 
 class CreditSlice(StrictConfig):
@@ -32,53 +32,47 @@ class CreditSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: CreditSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    tables = {
-        agent: read_table(inputs[f"verdicts/{agent}"].path / "verdicts.parquet", VERDICTS) for agent in config.agents
-    }
-    prompts, ids_PNG, rewards_PNG = _grid(tables, config)
-    history = _history(inputs, config, {a: _mean_reward(rewards_PNG[:, n]) for n, a in enumerate(config.agents)})
+    from hacrl_core.algorithm import credit_metrics, gradient_omega, learner_advantages, smoothed_capability
+
+    groups = _groups(inputs, config)
+    means = dict(zip(config.agents, groups.mean_rewards().tolist(), strict=True))
+    history = _history(inputs, config, {agent: mean for agent, mean in means.items() if np.isfinite(mean)})
     capability_N = smoothed_capability(_matrix(history, config), config.algorithm.capability_window)
     learner = config.agents.index(config.learner)
     advantages_PNG, baseline_P = learner_advantages(
-        np.ma.masked_invalid(rewards_PNG),
+        groups.rewards_PNG,
         capability_N,
         learner=learner,
         config=config.algorithm,
-        rollout_ids_PNG=ids_PNG,
+        rollout_ids_PNG=groups.rollout_ids_PNG,
     )
-    omega_N = np.array([capability_ratio(c, capability_N[learner]) for c in capability_N])
-    out.write(CREDIT, _credit_columns(config, prompts, ids_PNG, rewards_PNG, advantages_PNG, baseline_P, omega_N))
+    omega_N = gradient_omega(capability_N, learner=learner)
+    out.write(CREDIT, _credit_columns(config, groups, advantages_PNG, baseline_P, omega_N))
     out.write(CAPABILITY, _capability_columns(config, history, capability_N))
-    return Result(_metrics(config, rewards_PNG, advantages_PNG, capability_N, omega_N))
+    metrics = credit_metrics(advantages_PNG, baseline_P, capability_N, config.agents, learner=learner)
+    metrics["credit/unjudged"] = float(np.ma.getmaskarray(groups.rewards_PNG).sum())
+    metrics["credit/advantage_abs_mean"] = float(np.abs(advantages_PNG).mean())
+    return Result(metrics)
 
 
-def _grid(tables: Mapping[str, pa.Table], config: CreditSlice) -> tuple[list[str], Any, Any]:
-    """Rewards as [prompt, sampler, sample]; NaN where the verifier failed."""
-    by_agent: list[dict[str, list[tuple[str, float]]]] = []
-    for table in tables.values():
-        groups: dict[str, list[tuple[str, float]]] = {}
-        columns = [table[name].to_pylist() for name in ("prompt_id", "rollout_id", "reward", "verdict")]
-        for prompt, rollout, reward, verdict in zip(*columns, strict=True):
-            groups.setdefault(prompt, []).append((rollout, np.nan if verdict == "error" else reward))
-        by_agent.append(groups)
-    prompts = list(by_agent[0])
-    size = len(by_agent[0][prompts[0]])
-    for agent, groups in zip(config.agents, by_agent, strict=True):
-        uneven = [p for p in {*prompts, *groups} if len(groups.get(p, ())) != size]
-        if uneven:
-            raise AlgorithmError(
-                f"credit {config.learner} #{config.iteration}: {agent} answered prompt {uneven[0]} {len(groups.get(uneven[0], ()))} "
-                f"times, others {size} times; every agent must answer every prompt equally often"
-            )
-    cells = [[groups[p] for groups in by_agent] for p in prompts]
-    ids = np.array([[[rollout for rollout, _ in cell] for cell in row] for row in cells], dtype=object)
-    rewards = np.array([[[reward for _, reward in cell] for cell in row] for row in cells], dtype=np.float64)
-    return prompts, ids, rewards
+def _groups(inputs: Mapping[str, ArtifactRef], config: CreditSlice) -> "Groups":
+    """Everyone's verdicts as [prompt, sampler, sample]; an ``error`` is no reward at all."""
+    from hacrl_core.algorithm import arrange_groups
 
-
-def _mean_reward(rewards_PG: Any) -> float:
-    """An agent whose every verdict failed keeps its place with a reward of 0."""
-    return float(np.nanmean(rewards_PG)) if np.isfinite(rewards_PG).any() else 0.0
+    rows: list[dict[str, Any]] = []
+    for agent in config.agents:
+        table = read_table(inputs[f"verdicts/{agent}"].path / "verdicts.parquet", VERDICTS)
+        rows += [{**row, "agent": agent} for row in table.to_pylist()]
+    try:
+        return arrange_groups(
+            rollout_ids=[row["rollout_id"] for row in rows],
+            agent_ids=[row["agent"] for row in rows],
+            prompt_ids=[row["prompt_id"] for row in rows],
+            rewards=[None if row["verdict"] == "error" else row["reward"] for row in rows],
+            agents=config.agents,
+        )
+    except AlgorithmError as problem:
+        raise AlgorithmError(f"credit {config.learner} #{config.iteration}: {problem}") from None
 
 
 def _history(
@@ -102,21 +96,16 @@ def _matrix(history: Mapping[tuple[str, int], float], config: CreditSlice) -> An
 
 
 def _credit_columns(
-    config: CreditSlice,
-    prompts: list[str],
-    ids_PNG: Any,
-    rewards_PNG: Any,
-    advantages_PNG: Any,
-    baseline_P: Any,
-    omega_N: Any,
+    config: CreditSlice, groups: "Groups", advantages_PNG: Any, baseline_P: Any, omega_N: Any
 ) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in CREDIT.fields.names}
-    for (p, n, g), rollout in np.ndenumerate(ids_PNG):
+    failed_PNG = np.ma.getmaskarray(groups.rewards_PNG)
+    for (p, n, g), rollout in np.ndenumerate(groups.rollout_ids_PNG):
         sampler = config.agents[n]
-        if np.isnan(rewards_PNG[p, n, g]) or (sampler != config.learner and not config.algorithm.share_rollouts):
+        if failed_PNG[p, n, g] or (sampler != config.learner and not config.algorithm.share_rollouts):
             continue
-        who = (rollout, sampler, prompts[p], sampler == config.learner)
-        values = (*who, rewards_PNG[p, n, g], omega_N[n], baseline_P[p], advantages_PNG[p, n, g])
+        who = (rollout, sampler, groups.prompt_ids[p], sampler == config.learner)
+        values = (*who, groups.rewards_PNG[p, n, g], omega_N[n], baseline_P[p], advantages_PNG[p, n, g])
         for name, value in zip(CREDIT.fields.names, values, strict=True):
             columns[name].append(value)
     return columns
@@ -133,20 +122,6 @@ def _capability_columns(
         "mean_reward": [reward for _, reward in rows],
         "capability": [now.get(agent, 0.0) for (agent, _), _ in rows],
     }
-
-
-def _metrics(config: CreditSlice, rewards_PNG: Any, advantages_PNG: Any, capability_N: Any, omega_N: Any) -> Metrics:
-    mine = config.agents.index(config.learner)
-    metrics = {
-        "credit/capability": float(capability_N[mine]),
-        "credit/no_signal_share": float(np.mean(~np.any(np.nan_to_num(advantages_PNG) != 0, axis=(1, 2)))),
-        "credit/unjudged": float(np.isnan(rewards_PNG).sum()),
-        "credit/advantage_abs_mean": float(np.nanmean(np.abs(advantages_PNG))),
-    }
-    for n, agent in enumerate(config.agents):
-        if n != mine:
-            metrics[f"credit/omega/{agent}"] = float(omega_N[n])
-    return metrics
 
 
 STAGE = Stage("credit", 1, CreditSlice, run)

@@ -48,13 +48,14 @@ def _read(path: Path | None, shard: Sequence[Any]) -> list[Any] | None:
     if path is None or not path.exists():
         return None
     try:
-        rows = [
-            Generation(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
-            for row in json.loads(path.read_text())
-        ]
+        rows = [_restored(Generation, row) for row in json.loads(path.read_text())]
     except (ValueError, TypeError):
         return None  # half written by a dying machine: sample it again
     return rows if [r.request_id for r in rows] == [r.request_id for r in shard] else None
+
+
+def _restored(kind: Any, row: dict[str, Any]) -> Any:
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def _write(path: Path | None, rows: Sequence[Any]) -> None:

@@ -165,7 +165,7 @@ class _Learner:
             steps.append(step)
         tables = [step.stats for step in steps if step.stats]
         largest = max((row.omega for row in rows if not row.is_own), default=1.0)
-        metrics |= summarise([_tensors(table) for table in tables], config=self.algorithm, omega_max=largest)
+        metrics |= summarise(tables, config=self.algorithm, omega_max=largest)
         return metrics | self._totals(rows, steps)
 
     def _step(self, batch: list[Row], index: int) -> Any:
@@ -232,12 +232,6 @@ class _Learner:
             "update/window_low": self.algorithm.foreign_lower_bound(0),
             "update/responses": float(len(rows)),
         }
-
-
-def _tensors(table: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    return {name: torch.as_tensor(values) for name, values in table.items()}
 
 
 def _maybe(values: tuple[float, ...] | None) -> Any:

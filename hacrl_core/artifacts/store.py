@@ -163,12 +163,18 @@ class Store:
             except FileNotFoundError:
                 raise ArtifactError(f"{path}: missing; the stage {manifest.stage} will run again") from None
             if size != output.bytes:
-                raise ArtifactError(f"{path}: {size} bytes, the manifest says {output.bytes}; the stage {manifest.stage} will run again")
+                raise ArtifactError(
+                    f"{path}: {size} bytes, the manifest says {output.bytes}; the stage {manifest.stage} will run again"
+                )
             if digests and file_sha256(path) != output.sha256:
-                raise ArtifactError(f"{path}: content differs from its sha256; the stage {manifest.stage} will run again")
+                raise ArtifactError(
+                    f"{path}: content differs from its sha256; the stage {manifest.stage} will run again"
+                )
 
     def _set_aside(self, folder: Path, why: str) -> None:
-        place = self.root / "damaged" / f"{folder.parent.name}-{folder.name[:12]}-{int(time.time())}-{secrets.token_hex(2)}"
+        place = (
+            self.root / "damaged" / f"{folder.parent.name}-{folder.name[:12]}-{int(time.time())}-{secrets.token_hex(2)}"
+        )
         place.parent.mkdir(parents=True, exist_ok=True)
         self._manifests.pop(folder.name, None)
         self._verified.discard(folder.name)
@@ -189,7 +195,9 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as problem:
         kind = type(problem).__name__
-        raise ArtifactError(f"{folder / MANIFEST}: not a manifest ({kind}); delete the folder and run again") from problem
+        raise ArtifactError(
+            f"{folder / MANIFEST}: not a manifest ({kind}); delete the folder and run again"
+        ) from problem
 
 
 def file_sha256(path: Path) -> str:

@@ -1,6 +1,5 @@
 """Taking in an existing model: a folder, a hub id or a GGUF file becomes a plain safetensors checkpoint."""
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -30,16 +29,3 @@ def adopt_checkpoint(config: CheckpointConfig, out: Path) -> dict[str, float]:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return {"adopt/parameters": float(sum(p.numel() for p in model.parameters()))}
-
-
-def source_digest(config: CheckpointConfig) -> str:
-    """What identifies the source: the content of a folder's files, or a hub id with its revision."""
-    folder = Path(config.path)
-    if not folder.is_dir():
-        return f"hub:{config.path}@{config.revision or 'main'}"
-    digest = hashlib.sha256()
-    names = [config.gguf_file] if config.gguf_file else sorted(p.name for p in folder.iterdir() if p.is_file())
-    for name in names:
-        with (folder / name).open("rb") as handle:
-            digest.update(f"{name}\0{hashlib.file_digest(handle, 'sha256').hexdigest()}\0".encode())
-    return digest.hexdigest()

@@ -1,0 +1,68 @@
+# `make help` lists the targets. Set-up happens by itself and only when something changed.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+# uv does not read pip's settings: hand it pip's folder of wheels where there is one.
+UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" UV_COMPILE_BYTECODE=1 $(BIN)/uv
+export OMP_NUM_THREADS ?= 1
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: .venv/ready  ## Build or refresh the environment in .venv (seconds when nothing changed)
+
+.venv/ready: requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.7
+	@echo "installing $$(grep -c == requirements.lock) packages into .venv …"
+	@$(UV) pip install --quiet -r requirements.lock
+	@$(UV) pip install --quiet --no-deps -e .
+	@touch $@
+
+demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
+	@$(BIN)/hacrl run configs/demo.yaml
+
+test: setup  ## Lint, types, layers and all tests; under ten minutes on two cores
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/pytest -n 2 --dist worksteal
+
+test-quick: setup  ## The tests that take seconds
+	@$(BIN)/pytest -n 2 -m "not slow"
+
+vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
+	@bash infra/vllm/install.sh
+
+test-vllm: vllm  ## Test the vLLM engine for real
+	@$(BIN)/pytest tests/vllm
+
+.venv/bench-ready: .venv/ready requirements-bench.lock
+	@$(UV) pip install --quiet -r requirements-bench.lock
+	@touch $@
+
+bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
+	@$(BIN)/python benchmarks/overhead.py
+
+bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
+	@$(BIN)/python benchmarks/loss.py
+
+bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
+	@$(BIN)/python benchmarks/update.py
+
+bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
+	@$(BIN)/python benchmarks/generate.py
+
+bench-verify: setup  ## Verifier against a plain math-verify loop
+	@$(BIN)/python benchmarks/verify.py
+
+lock: setup  ## Renew the pins in the lock files
+	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev --extra lora pyproject.toml -o requirements.lock
+	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
+	@sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock requirements-bench.lock
+
+clean:  ## Remove environments and caches; campaigns in .hacrl stay
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup demo test test-quick vllm test-vllm bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
