@@ -133,7 +133,7 @@ def test_greedy_stop_strings_and_text(warm: tuple[VllmEngine, Path]) -> None:
 def test_end_token_is_part_of_the_response(warm: tuple[VllmEngine, Path]) -> None:
     engine, checkpoint = warm
     many = [GenerationRequest(f"e{i}", PROMPTS[0], i) for i in range(64)]
-    generations = engine.generate(checkpoint, "warm", many, SamplingParams(temperature=3.0, max_tokens=96))
+    generations = engine.generate(checkpoint, "warm", many, SamplingParams(temperature=2.0, max_tokens=96))
     stopped = [g for g in generations if g.finish_reason == "stop"]
     assert stopped
     assert all(g.token_ids[-1] == 1 and 1 not in g.token_ids[:-1] for g in stopped)
@@ -154,13 +154,16 @@ def test_a_response_depends_on_its_own_seed(warm: tuple[VllmEngine, Path]) -> No
 def test_limits_are_one_clear_line(warm: tuple[VllmEngine, Path]) -> None:
     engine, checkpoint = warm
     long = [GenerationRequest("long", tuple([5] * 250), 0)]
-    with pytest.raises(EngineError, match="250 prompt tokens.*exceed the limit of 256.*lower max_tokens"):
+    with pytest.raises(EngineError, match=r"250 prompt tokens.*exceed the limit of 256.*lower max_tokens"):
         engine.generate(checkpoint, "warm", long, FREE)
     with pytest.raises(EngineError, match="the prompt has no tokens"):
         engine.generate(checkpoint, "warm", [GenerationRequest("empty", (), 0)], FREE)
     with pytest.raises(EngineError, match="same request_id"):
         engine.generate(checkpoint, "warm", REQUESTS[:1] * 2, FREE)
+    with pytest.raises(EngineError, match="temperatures up to 2, not 2.5"):
+        engine.generate(checkpoint, "warm", REQUESTS, SamplingParams(temperature=2.5))
     assert engine.generate(checkpoint, "warm", [], FREE) == []
+    assert engine._backend is not None, "a bad request ended the worker"
 
 
 def test_a_swap_that_went_wrong_is_never_sampled_from(
@@ -184,7 +187,7 @@ def _claim(backend: object, checkpoint: Path, digest: str) -> None:
 
 def test_kill_in_mid_generation(engine: VllmEngine, make_agent: AgentMaker) -> None:
     checkpoint = make_agent("llama", tied=False, seed=0)
-    many = [GenerationRequest(f"k{i}", PROMPTS[i % 4], i) for i in range(192)]
+    many = [GenerationRequest(f"k{i}", PROMPTS[i % 4], i) for i in range(128)]
     params = SamplingParams(max_tokens=128)
     calm = engine.generate(checkpoint, "a", many, params)
     worker = engine._backend.pid
@@ -216,7 +219,7 @@ def test_a_checkpoint_vllm_cannot_load(
 ) -> None:
     checkpoint = make_agent("llama", tied=False, seed=0)
     monkeypatch.setattr(type(engine), "_max_length", lambda self, expected: -5)
-    with pytest.raises(EngineError, match="vLLM says .*\n"):
+    with pytest.raises(EngineError, match=r"vLLM says .*\n"):
         engine.generate(checkpoint, "a", REQUESTS[:1], FREE)
     assert engine._backend is None
 

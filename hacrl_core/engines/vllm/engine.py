@@ -12,11 +12,13 @@ from hacrl_core.engines.builtin.stopping import StopStrings
 from hacrl_core.engines.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
 from hacrl_core.engines.vllm.backend import Backend, Response, WorkerBackend
 from hacrl_core.engines.vllm.process import WorkerDied, WorkerFailed, find_python
-from hacrl_core.engines.vllm.proof import Expected, deviation, expect, limit
+from hacrl_core.engines.vllm.proof import Expected, deviation, differ, expect, limit
 from hacrl_core.engines.vllm.server import ServerBackend
 from hacrl_core.errors import EngineError
 
 logger = logging.getLogger(__name__)
+
+HIGHEST_TEMPERATURE = 2.0  # of vLLM
 
 VERSION_SCRIPT = """
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +43,7 @@ class VllmEngine:
         self._backend: Backend | None = None
         self._expected: Expected | None = None  # of the weights that are proved to be loaded, and no others
         self._fresh_deviation = 0.0
+        self._probe_logprobs: list[float] = []
         self._version = ""
         self._stop_at_exit = weakref.finalize(self, lambda: None)
 
@@ -88,6 +91,10 @@ class VllmEngine:
                 except WorkerFailed as error:
                     self.close()
                     raise EngineError(f"agent {checkpoint}: {_remedy(str(error))}; vLLM says {error}") from error
+                except EngineError:
+                    if self._expected is None:
+                        self.close()
+                    raise  # ours, raised between commands: an engine with proved weights is still good
                 except BaseException:
                     self.close()  # replies of the broken-off call may still be on their way
                     raise
@@ -114,12 +121,12 @@ class VllmEngine:
         if expected.shape != known.shape:
             self.close()
             return self._start(checkpoint, policy_digest, expected)
+        before = self._probe_logprobs
         self._backend.swap(checkpoint, policy_digest)
         found = self._deviates(expected)
-        if found > limit(expected, self.config.weight_tolerance, self._fresh_deviation):
-            logger.warning(
-                "agent %s: weights differ by %.2g nats per token after a swap; restarting vLLM", checkpoint, found
-            )
+        allowed = limit(expected, self.config.weight_tolerance, self._fresh_deviation)
+        if found > allowed or (self._probe_logprobs == before and differ(expected, known)):
+            logger.warning("agent %s: %.2g nats per token off after a weight swap; restarting vLLM", checkpoint, found)
             self.close()
             return self._start(checkpoint, policy_digest, expected)
         self._expected = expected
@@ -135,6 +142,7 @@ class VllmEngine:
         self._fresh_deviation = self._deviates(expected)
         allowed = limit(expected, self.config.weight_tolerance, None)
         if self._fresh_deviation > allowed:
+            self.close()
             raise EngineError(
                 f"agent {checkpoint}: vLLM's log-probs differ from the built-in forward by {self._fresh_deviation:.3g} nats "
                 f"per token, more than {allowed:.3g}; {backend.unproved}"
@@ -152,7 +160,8 @@ class VllmEngine:
 
     def _deviates(self, expected: Expected) -> float:
         assert self._backend is not None
-        return deviation(expected, self._backend.score([expected.probe])[0])
+        self._probe_logprobs = self._backend.score([expected.probe])[0]
+        return deviation(expected, self._probe_logprobs)
 
     def _max_length(self, expected: Expected) -> int:
         return min(expected.context_length, self.config.max_length or expected.context_length)
@@ -161,6 +170,11 @@ class VllmEngine:
         self, checkpoint: Path, expected: Expected, requests: Sequence[GenerationRequest], params: SamplingParams
     ) -> None:
         limit_tokens = self._max_length(expected)
+        if params.temperature > HIGHEST_TEMPERATURE:
+            raise EngineError(
+                f"agent {checkpoint}: vLLM samples at temperatures up to {HIGHEST_TEMPERATURE:g}, not {params.temperature:g}; "
+                "lower generate.temperature or choose the built-in engine"
+            )
         if len({request.request_id for request in requests}) < len(requests):
             raise EngineError(f"agent {checkpoint}: two requests have the same request_id; give each its own")
         for request in requests:

@@ -73,7 +73,7 @@ class Launcher:
         path = os.pathsep.join(filter(None, [str(WORKER_FOLDER), os.environ.get("PYTHONPATH")]))
         with theirs:
             self._process = subprocess.Popen(
-                [str(python), "-P", "-m", "hacrl_vllm_launcher", str(theirs.fileno())],
+                [str(python), "-P", "-m", "hacrl_vllm_launcher", str(theirs.fileno()), str(os.getpid())],
                 env=DEFAULTS | dict(os.environ) | ENVIRONMENT | {"PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log.file,

@@ -20,8 +20,10 @@ from hacrl_core.seeding import derive_rng
 PROBE_TOKENS = 48
 # What a fresh load differs from our forward is the engine's rounding. A swap must come as near, up to this factor, or to
 # the floor: float32 rounding is far below it, and an update that changes log-probs less cannot be told apart.
-SWAP_FACTOR, SWAP_FLOOR = 3.0, 1e-4
-# A 7- or 10-bit mantissa against our float32: measured means are below a tenth of this.
+SWAP_FACTOR, SWAP_FLOOR = 3.0, 2e-5
+# Policies this far apart give different log-probs in 16 bits too; the very same ones are then those of the old weights.
+DISTINCT = 1e-3
+# A 7- or 10-bit mantissa against our float32: 0.03 and 0.003 nats per token on the agents of the tests, where 0.25 are allowed.
 HALF_PRECISION_FACTOR = 25.0
 
 Logprobs = npt.NDArray[np.float64]
@@ -74,6 +76,10 @@ def limit(expected: Expected, tolerance: float, fresh: float | None) -> float:
     """The largest deviation accepted: of a fresh engine (``fresh`` is None), or after a swap into one that began at ``fresh``."""
     widest = tolerance * (1.0 if expected.dtype == "float32" else HALF_PRECISION_FACTOR)
     return widest if fresh is None else min(widest, max(SWAP_FACTOR * fresh, SWAP_FLOOR))
+
+
+def differ(new: Expected, old: Expected) -> bool:
+    return float(np.abs(new.probe_logprobs - old.probe_logprobs).mean()) > DISTINCT
 
 
 def _shape(checkpoint: Path) -> str:

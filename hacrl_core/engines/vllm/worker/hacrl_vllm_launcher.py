@@ -1,4 +1,4 @@
-"""Imports vLLM once, then forks a worker whenever one is asked for: ``python -m hacrl_vllm_launcher FD``.
+"""Imports vLLM once, then forks a worker whenever one is asked for: ``python -m hacrl_vllm_launcher FD PARENT``.
 
 Importing vLLM takes most of a worker's start-up time, so the second agent, and a worker restarted after a crash, are up in
 seconds. vLLM starts its own workers by fork in the same way. FD is a socket of whole messages; commands are spawn (with three
@@ -29,10 +29,16 @@ def main() -> None:
     # end; later the watch in _launch takes over.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # processes of a killed worker become ours to reap
-    parent = os.getppid()
+    parent = int(sys.argv[2])
+    if os.getppid() != parent:
+        return  # it ended before we asked for the signal
     import vllm  # type: ignore[import-not-found]
     import vllm.engine.arg_utils  # type: ignore[import-not-found]
     import vllm.v1.engine.llm_engine  # type: ignore[import-not-found]
+    from vllm.platforms import current_platform  # type: ignore[import-not-found]
+
+    if current_platform.is_cpu():  # on a GPU these may wake up CUDA, which does not survive a fork
+        import vllm.v1.worker.cpu_worker  # type: ignore[import-not-found]
 
     libc.prctl(PR_SET_PDEATHSIG, 0)
     control.send(json.dumps({"version": vllm.__version__}).encode())

@@ -161,12 +161,25 @@ def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequ
         disable_log_stats=True,
         **settings,
     )
+    if args.tensor_parallel_size == 1:
+        _inspect_in_process()
     if current_platform.is_cpu():
         # A seeded request whose prompt is split over two steps ends vLLM's CPU build: its random generator has no offset.
         args.enable_chunked_prefill = False
         args.max_num_batched_tokens = max(max_length + 1, 4096)
         args.kv_cache_memory_bytes = _cpu_cache_bytes(args, memory_share)
     return LLMEngine.from_engine_args(args)
+
+
+def _inspect_in_process() -> None:
+    """Let vLLM look at the model class here instead of in a fresh interpreter, which would import vLLM all over again.
+
+    It does that once per architecture, to keep CUDA out of a process that may fork; this one does not, and loads the class anyway.
+    """
+    from vllm.model_executor.models import registry  # type: ignore[import-not-found]
+
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def _cpu_cache_bytes(args: Any, memory_share: float) -> int:
