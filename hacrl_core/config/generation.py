@@ -17,11 +17,6 @@ class BuiltinEngineConfig(StrictConfig):
     device: str = Field(
         default="auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
     )
-    compile: bool = Field(
-        default=False,
-        description="torch.compile the decoding step (needs a C++ compiler on CPU). Costs tens of seconds per model "
-        "shape once; falls back to the plain step when compiling fails.",
-    )
     fast_path: bool = Field(
         default=True,
         description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
@@ -29,7 +24,7 @@ class BuiltinEngineConfig(StrictConfig):
     )
 
     def identity(self) -> dict[str, Any]:
-        """What changes the numbers: compile, device and fast_path give the same ones up to rounding."""
+        """What changes the numbers: device and fast_path give the same ones up to rounding."""
         return self.model_dump(include={"kind", "dtype"})
 
 

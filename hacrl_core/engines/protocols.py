@@ -40,8 +40,11 @@ ProgressCallback = Callable[[int, int], None]  # responses finished, tokens gene
 class GenerationEngine(Protocol):
     """Samples from one agent's checkpoint folder; stays warm between calls, reloads when the weights change."""
 
-    name: str
-    version: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
 
     def generate(
         self,

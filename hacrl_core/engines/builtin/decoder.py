@@ -21,9 +21,6 @@ class Decoder(Protocol):
 
     joinable: bool  # False: new rows may only be admitted when no row is live
 
-    def preferred_rows(self, batch_size: int, length: int) -> int:
-        """How many rows of this length to keep live, at most ``batch_size``."""
-
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill: ...
 
     def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:

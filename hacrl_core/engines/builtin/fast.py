@@ -1,9 +1,8 @@
 """A hand-written decoding step for Llama-style decoders (Llama, Mistral, Qwen2, Qwen3).
 
-The saving over ``transformers`` is threefold. Keys and values live in one preallocated tensor, written in place, instead
-of being copied at every step. Projections of the same input are one matrix product. And on a CPU the batch is kept so
-small that its keys and values stay in the processor's cache: decoding reads all of them for every token, and for a
-tiny model main memory, not arithmetic, is what limits a batch of hundreds.
+The saving over ``transformers``: keys and values live in one preallocated tensor, written in place, instead of being
+copied at every step; queries, keys and values are one matrix product; grouped heads are not repeated; and the
+per-module bookkeeping, which costs a tiny model more than its arithmetic, is gone.
 
 A row's position ``t`` is stored at index ``t`` of its slot, so rows of any length sit side by side without padding.
 The step is checked against the model's own forward when it is built (``build_fast_decoder``).
@@ -24,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 LENGTH_STEP = 32  # the cache grows by at least this many positions
 MIN_ROWS = 4  # below, matrix products take another kernel and round differently
-CPU_CACHE_BYTES = 8 << 20  # keys and values that a CPU batch may have, see preferred_rows
-SMALL_MODEL_BYTES = 16 << 20
 
 
 class FastDecoder:
@@ -43,14 +40,6 @@ class FastDecoder:
         self._cache = torch.zeros((w.layers, 2, 0, w.kv_heads, 0, w.head_dim), device=self.device, dtype=self.dtype)
         self._lengths: list[int] = []
         self._lengths_B = torch.zeros(0, dtype=torch.long, device=self.device)
-
-    def preferred_rows(self, batch_size: int, length: int) -> int:
-        """Fewer rows than asked for where they run faster: a small model on a CPU, whose cache should hold the batch."""
-        w = self.weights
-        if self.device.type != "cpu" or w.bytes > SMALL_MODEL_BYTES:
-            return batch_size
-        per_row = w.layers * 2 * w.kv_heads * w.head_dim * length * self._cache.element_size()
-        return min(batch_size, max(32, CPU_CACHE_BYTES // per_row))
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
@@ -118,42 +107,51 @@ class FastDecoder:
 
 def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: Tensor, width: int) -> Tensor:
     """One token per row through all layers: writes its keys and values at ``lengths_B``, returns the next logits_BV."""
-    batch = tokens_B.shape[0]
-    groups = w.heads // w.kv_heads
+    batch, groups, half = tokens_B.shape[0], w.heads // w.kv_heads, w.head_dim // 2
     turning = w.heads + w.kv_heads  # queries and keys are rotated, values are not
     x_BH = w.embedding_VH[tokens_B]
     cos_B1D, sin_B1D = w.cos_TD[lengths_B, None], w.sin_TD[lengths_B, None]
-    rows_B = torch.arange(batch, device=tokens_B.device)
-    hidden_BT = torch.arange(width, device=tokens_B.device) > lengths_B[:, None]
-    bias = torch.zeros((batch, 1, 1, width), dtype=x_BH.dtype, device=x_BH.device)
-    bias = bias.masked_fill_(hidden_BT[:, None, None], float("-inf"))
-    bias = bias.expand(batch, w.kv_heads, groups, width).reshape(batch * w.kv_heads, groups, width)
-    for index, layer in enumerate(w.blocks):
-        qkv = F.linear(F.rms_norm(x_BH, w.hidden, layer.attention_norm, w.epsilon), layer.qkv, layer.qkv_bias)
+    bias, places = _attention_bias(w, lengths_B, width, x_BH.dtype), _places(cache, lengths_B)
+    for block, states in zip(w.blocks, cache.unbind(), strict=True):
+        qkv = F.linear(torch.rms_norm(x_BH, w.hidden, block.attention_norm, w.epsilon), block.qkv, block.qkv_bias)
         qkv = qkv.view(batch, turning + w.kv_heads, w.head_dim)
         qk = qkv[:, :turning]
-        if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, w.channels, None, w.epsilon) * layer.qk_norm
-        swapped = torch.cat((qk[..., w.head_dim // 2 :], qk[..., : w.head_dim // 2]), -1)
-        turned = torch.addcmul(qk * cos_B1D, swapped, sin_B1D)
-        states = cache[index]
-        states[0, rows_B, :, lengths_B] = turned[:, w.heads :]
-        states[1, rows_B, :, lengths_B] = qkv[:, turning:]
-        keys = states[0, :batch].flatten(0, 1)[:, :width]
-        values = states[1, :batch].flatten(0, 1)[:, :width]
-        queries = turned[:, : w.heads].reshape(batch * w.kv_heads, groups, w.head_dim)
+        if block.qk_norm is not None:
+            qk = torch.rms_norm(qk, w.channels, None, w.epsilon).mul_(block.qk_norm)
+        swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
+        torch.addcmul(qk * cos_B1D, swapped, sin_B1D, out=qkv[:, :turning])
+        states.view(-1, w.head_dim).index_copy_(0, places, qkv[:, w.heads :].reshape(-1, w.head_dim))
+        keys, values = states[:, :batch].flatten(1, 2)[:, :, :width].unbind()
+        queries = qkv[:, : w.heads].reshape(batch * w.kv_heads, groups, w.head_dim)
         scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=w.scale)
         mixed = torch.bmm(torch.softmax(scores, -1), values).view(batch, w.heads * w.head_dim)
-        x_BH = _residual(x_BH, mixed, layer.out, layer.out_bias)
-        gate, up = F.linear(
-            F.rms_norm(x_BH, w.hidden, layer.mlp_norm, w.epsilon), layer.gate_up, layer.gate_up_bias
-        ).chunk(2, -1)
-        x_BH = _residual(x_BH, F.silu(gate).mul_(up), layer.down, layer.down_bias)
-    return F.linear(F.rms_norm(x_BH, w.hidden, w.final_norm, w.epsilon), w.head_VH)
+        x_BH = _residual(x_BH, mixed, block.out_t, block.out_bias)
+        inner = torch.rms_norm(x_BH, w.hidden, block.mlp_norm, w.epsilon)
+        gated = F.silu(F.linear(inner, block.gate, block.gate_bias), inplace=True)
+        x_BH = _residual(x_BH, gated.mul_(F.linear(inner, block.up, block.up_bias)), block.down_t, block.down_bias)
+    return F.linear(torch.rms_norm(x_BH, w.hidden, w.final_norm, w.epsilon), w.head_VH)
 
 
-def _residual(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    x = torch.addmm(x, update, weight.t())
+def _attention_bias(w: DecoderWeights, lengths_B: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Minus infinity on positions a row has not written yet, in the shape of the scores of every layer."""
+    unwritten_BT = torch.arange(width, device=lengths_B.device) > lengths_B[:, None]
+    bias_BT = torch.zeros(unwritten_BT.shape, dtype=dtype, device=lengths_B.device)
+    bias_BT.masked_fill_(unwritten_BT, float("-inf"))
+    shape = (len(lengths_B), w.kv_heads, w.heads // w.kv_heads, width)
+    return bias_BT[:, None, None].expand(shape).reshape(-1, *shape[2:])
+
+
+def _places(cache: Tensor, lengths_B: Tensor) -> Tensor:
+    """Where each row's new keys and values go in a layer's cache seen as a list of head vectors."""
+    _, two, slots, heads, length, _ = cache.shape
+    rows_B11 = torch.arange(len(lengths_B), device=cache.device)[:, None, None]
+    kinds_21 = torch.arange(two, device=cache.device)[:, None]
+    heads_H = torch.arange(heads, device=cache.device)
+    return (((kinds_21 * slots + rows_B11) * heads + heads_H) * length + lengths_B[:, None, None]).flatten()
+
+
+def _residual(x: Tensor, update: Tensor, weight_t: Tensor, bias: Tensor | None) -> Tensor:
+    x = torch.addmm(x, update, weight_t)
     return x if bias is None else x + bias
 
 

@@ -33,9 +33,6 @@ class GenericDecoder:
         self._cache: DynamicCache | None = None
         self._mask_BT = torch.zeros((0, 0), dtype=torch.long, device=self.device)
 
-    def preferred_rows(self, batch_size: int, length: int) -> int:
-        return batch_size
-
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
         width = max(map(len, prompts))

@@ -51,8 +51,7 @@ class Scheduler:
     ) -> None:
         self._decoder, self._requests, self._params, self._stop = decoder, requests, params, stop
         self._device, self._alone, self._on_progress = device, logits_alone, on_progress
-        longest = max(len(r.prompt_token_ids) for r in requests) + params.max_tokens
-        self._capacity = min(decoder.preferred_rows(batch_size, longest), len(requests))
+        self._capacity = min(batch_size, len(requests))
         self._results: list[Sampled | None] = [None] * len(requests)
         self._queue = _grouped_by_prompt(requests)
         self._uses = Counter(r.prompt_token_ids for r in requests)  # samples of a prompt still waiting

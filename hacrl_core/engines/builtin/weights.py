@@ -17,12 +17,14 @@ class BlockWeights:
     qkv: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], Qwen3
-    out: Tensor
+    out_t: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
+    gate: Tensor  # not joined with up: activation and product are faster on contiguous tensors
+    gate_bias: Tensor | None
+    up: Tensor
+    up_bias: Tensor | None
+    down_t: Tensor
     down_bias: Tensor | None
 
 
@@ -39,19 +41,13 @@ class DecoderWeights:
     head_dim: int
     scale: float
     epsilon: float
-    bytes: int
+
+    hidden: list[int]  # shapes as rms_norm wants them
+    channels: list[int]
 
     @property
     def layers(self) -> int:
         return len(self.blocks)
-
-    @property
-    def hidden(self) -> list[int]:
-        return [self.embedding_VH.shape[1]]
-
-    @property
-    def channels(self) -> list[int]:
-        return [self.head_dim]
 
 
 def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeights | None:
@@ -76,7 +72,8 @@ def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeigh
         head_dim=head_dim,
         scale=float(attention.scaling),
         epsilon=float(config.rms_norm_eps),
-        bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        hidden=[int(config.hidden_size)],
+        channels=[head_dim],
     )
 
 
@@ -104,7 +101,6 @@ def _rotations(base: Any, length: int) -> tuple[Tensor, Tensor]:
 def _block(layer: Any, config: Any) -> BlockWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qkv, qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
     qk_norm = None
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
@@ -114,12 +110,14 @@ def _block(layer: Any, config: Any) -> BlockWeights:
         qkv=qkv,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        out=attention.o_proj.weight.detach(),
+        out_t=attention.o_proj.weight.detach().t(),
         out_bias=_detached(attention.o_proj.bias),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=mlp.down_proj.weight.detach(),
+        gate=mlp.gate_proj.weight.detach(),
+        gate_bias=_detached(mlp.gate_proj.bias),
+        up=mlp.up_proj.weight.detach(),
+        up_bias=_detached(mlp.up_proj.bias),
+        down_t=mlp.down_proj.weight.detach().t(),
         down_bias=_detached(mlp.down_proj.bias),
     )
 

@@ -31,7 +31,13 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_model(kind: str) -> PreTrainedModel:
     vocab = len(ALPHABET)
-    common = {"vocab_size": vocab, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.15}
+    common = {
+        "vocab_size": vocab,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "initializer_range": 0.15,
+    }
     decoder = common | {
         "hidden_size": 32,
         "intermediate_size": 64,
