@@ -19,6 +19,9 @@ from hacrl_core.engines.vllm import VllmEngine
 from hacrl_core.engines.vllm.process import Launcher
 from hacrl_core.errors import EngineError
 
+pytestmark = pytest.mark.timeout(
+    600
+)  # the first test waits for vLLM to be imported: half a minute, minutes on a busy machine
 PROMPTS = [tuple(3 + (7 * i + j) % 90 for j in range(4 + 3 * i)) for i in range(4)]
 REQUESTS = [GenerationRequest(f"r{i}", PROMPTS[i % 4], (i + 1) * (2**63 // 20)) for i in range(16)]
 FREE = SamplingParams(max_tokens=24)
@@ -160,7 +163,7 @@ def test_limits_are_one_clear_line(warm: tuple[VllmEngine, Path]) -> None:
         engine.generate(checkpoint, "warm", [GenerationRequest("empty", (), 0)], FREE)
     with pytest.raises(EngineError, match="same request_id"):
         engine.generate(checkpoint, "warm", REQUESTS[:1] * 2, FREE)
-    with pytest.raises(EngineError, match="temperatures up to 2, not 2.5"):
+    with pytest.raises(EngineError, match=r"temperatures up to 2, not 2.5"):
         engine.generate(checkpoint, "warm", REQUESTS, SamplingParams(temperature=2.5))
     assert engine.generate(checkpoint, "warm", [], FREE) == []
     assert engine._backend is not None, "a bad request ended the worker"

@@ -104,5 +104,5 @@ def test_server(url: str, agents: tuple[Path, Path]) -> None:
 
 def test_no_server_there(agents: tuple[Path, Path]) -> None:
     engine = VllmEngine(VllmEngineConfig(url="http://127.0.0.1:9"))
-    with pytest.raises(EngineError, match="vLLM server http://127.0.0.1:9: .*start it"):
+    with pytest.raises(EngineError, match=r"vLLM server http://127.0.0.1:9: .*start it"):
         engine.generate(agents[0], "old", REQUESTS, SamplingParams(max_tokens=4))

@@ -106,10 +106,15 @@ class Launcher:
             self._process.wait()
         self._log.file.close()
 
-    def spawn(self, commands: int, results: int, log: int, timeout: float) -> int:
+    def wait(self, timeout: float) -> None:
+        """Until vLLM is imported."""
         with self._lock:
             if not self.version:
                 self.version = str(self._receive(timeout)["version"])
+
+    def spawn(self, commands: int, results: int, log: int, timeout: float) -> int:
+        self.wait(timeout)
+        with self._lock:
             message = json.dumps({"op": "spawn", "environment": {}}).encode()
             try:
                 socket.send_fds(self._control, [message], [commands, results, log])
