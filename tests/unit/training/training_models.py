@@ -1,11 +1,11 @@
 """Tiny models, sequences and objectives shared by the tests of this folder."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hacrl_core.engines.agents import Agent
 from hacrl_core.engines.fused import Objective
@@ -52,16 +52,15 @@ def tiny_model(kind: str = "llama", *, tied: bool = False, **changes: object) ->
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-class FakeTokenizer(SimpleNamespace):
-    """The trainer asks a tokenizer for two things only."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (Path(folder) / "tokenizer.json").write_text("{}")
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    words = {"<bos>": 0, "<end>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
 
 
 def tiny_agent(kind: str = "llama", **changes: object) -> Agent:
-    tokenizer = FakeTokenizer(pad_token_id=2, eos_token_id=1)
-    return Agent(tiny_model(kind, **changes), tokenizer, (1,), Path("tiny"))  # type: ignore[arg-type]
+    return Agent(tiny_model(kind, **changes), tiny_tokenizer(), (1,), Path("tiny"))  # type: ignore[arg-type]
 
 
 def random_sequences(count: int, seed: int = 0, longest: int = 20) -> list[TrainSequence]:
@@ -84,9 +83,9 @@ def naive_logprobs(
 
 
 def sequence_objective(
-    advantage_B: torch.Tensor, old_B: torch.Tensor, weight_B: torch.Tensor | None = None
+    advantage_B: torch.Tensor, old_B: torch.Tensor, weight_B: torch.Tensor | None = None, total: float | None = None
 ) -> Objective:
-    """GSPO-like: clipped sequence-level ratio, mean over the weight of all rows."""
+    """GSPO-like: clipped sequence-level ratio, divided by the weight of the whole minibatch."""
     weights = torch.ones_like(advantage_B) if weight_B is None else weight_B
 
     def objective(
@@ -96,7 +95,7 @@ def sequence_objective(
         ratio_B = (mean_B - old_B[rows_B].to(mean_B)).clamp(-10, 10).exp()
         a_B = advantage_B[rows_B].to(mean_B)
         gain_B = torch.minimum(ratio_B * a_B, ratio_B.clamp(0.8, 1.2) * a_B)
-        loss = -(gain_B * weights[rows_B].to(mean_B)).sum() / float(weights.sum())
+        loss = -(gain_B * weights[rows_B].to(mean_B)).sum() / (total or float(weights.sum()))
         return loss, {"ratio": ratio_B.detach(), "mean_logprob": mean_B.detach()}
 
     return objective
