@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
-from hacrl_core.config.problems import ProblemsConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 
@@ -31,6 +29,7 @@ class Calls:
 
     def __init__(self, config: CampaignConfig, problems_digest: str) -> None:
         self.config, self._problems_digest = config, problems_digest
+        self._digests: dict[str, str] = {}
 
     def origin(self, agent: str) -> Planned:
         """The agent's first version: taught from nothing, or an existing checkpoint taken in."""
@@ -120,20 +119,20 @@ class Calls:
     def evaluate(self, agent: str, version: Any, benchmark: BenchmarkConfig, iteration: int) -> Planned:
         slice_ = {
             "benchmark": _json(benchmark),
-            "content_digest": _content_digest(benchmark.problems),
+            "content_digest": self._benchmark_digest(benchmark),
             "generate": _json(self.config.generate),
             "verify": _json(self.config.verify),
             "chat_template": self.config.agents[agent].chat_template,
         }
         return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)
 
+    def _benchmark_digest(self, benchmark: BenchmarkConfig) -> str:
+        if benchmark.name not in self._digests:
+            self._digests[benchmark.name] = load_problems(benchmark.problems).content_digest
+        return self._digests[benchmark.name]
+
     def _seed(self, *purpose: str | int) -> int:
         return derive_seed(self.config.seed, *purpose)
-
-
-@cache
-def _content_digest(problems: ProblemsConfig) -> str:
-    return load_problems(problems).content_digest
 
 
 def _json(model: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Worker:
             return
         if self._pipe is not None:
             self._pipe.close()  # an idle worker ends at the end of its pipe
-        self._process.join(timeout=2)
+        self._process.join(timeout=10)
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(timeout=3)
@@ -121,6 +121,7 @@ def _serve(pipe: Connection, parent: int, store_root: Path, threads: int, device
     import torch
 
     from hacrl_core.engines.warm import close_warm
+    from hacrl_core.verification import close_pool
 
     torch.set_num_threads(threads)
     _quieten()
@@ -140,7 +141,9 @@ def _serve(pipe: Connection, parent: int, store_root: Path, threads: int, device
     except (EOFError, OSError):
         pass
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are going already; let the clean-up finish
         close_warm(warm)
+        close_pool()
 
 
 def _answer(store: Store, call: StageCall, context: Context, pipe: Connection) -> tuple[str, Any]:

@@ -1,0 +1,103 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hacrl_core.contracts.tables import ROLLOUTS, SCHEMAS, VERDICTS, read_table, write_table
+from hacrl_core.errors import ContractError
+
+
+def verdict_columns(**changes):
+    columns = {
+        "rollout_id": ["000000/a/p/00", "000000/a/p/01"],
+        "prompt_id": ["p", "p"],
+        "reward": [1.0, 0.0],
+        "verdict": ["correct", "incorrect"],
+        "extracted_answer": ["4", ""],
+        "verifier": ["math", "math"],
+    }
+    return {**columns, **changes}
+
+
+def rollout_columns(**changes):
+    columns = {
+        "rollout_id": ["000000/a/p/00"],
+        "iteration": [0],
+        "agent_id": ["a"],
+        "policy_digest": ["d"],
+        "prompt_id": ["p"],
+        "sample_index": [0],
+        "prompt_token_ids": [[1, 2]],
+        "response_text": ["4"],
+        "response_token_ids": [[3, 4]],
+        "response_logprobs": [[-0.5, -0.25]],
+        "finish_reason": ["stop"],
+        "seed": [7],
+    }
+    return {**columns, **changes}
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "verdicts.parquet"
+    assert write_table(path, VERDICTS, verdict_columns()) == 2
+    assert read_table(path, VERDICTS).to_pydict() == verdict_columns()
+
+
+def test_equal_tables_have_equal_bytes(tmp_path):
+    for name in ("one", "two"):
+        write_table(tmp_path / name, ROLLOUTS, rollout_columns())
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rollout_id": ["same", "same"]}, "repeat rollout_id"),
+        ({"reward": [1.0, float("nan")]}, "1 values of reward are NaN"),
+        ({"reward": [1.0, None]}, "1 nulls in reward"),
+    ],
+)
+def test_bad_verdicts_are_refused(tmp_path, changes, says):
+    with pytest.raises(ContractError, match=says):
+        write_table(tmp_path / "bad.parquet", VERDICTS, verdict_columns(**changes))
+    assert not (tmp_path / "bad.parquet").exists()
+
+
+def test_lists_that_run_in_step_must_be_equally_long(tmp_path):
+    with pytest.raises(ContractError, match=r"1 rows have len\(response_token_ids\) != len\(response_logprobs\)"):
+        write_table(tmp_path / "bad.parquet", ROLLOUTS, rollout_columns(response_logprobs=[[-0.5]]))
+
+
+def test_infinite_number_inside_a_list_is_refused(tmp_path):
+    with pytest.raises(ContractError, match="response_logprobs are NaN or infinite"):
+        write_table(tmp_path / "bad.parquet", ROLLOUTS, rollout_columns(response_logprobs=[[-0.5, -np.inf]]))
+
+
+def test_missing_column_is_named(tmp_path):
+    columns = verdict_columns()
+    del columns["verifier"]
+    with pytest.raises(ContractError, match="verifier"):
+        write_table(tmp_path / "bad.parquet", VERDICTS, columns)
+
+
+def test_another_version_is_refused(tmp_path):
+    path = tmp_path / "verdicts.parquet"
+    write_table(path, VERDICTS, verdict_columns())
+    newer = pq.read_table(path).replace_schema_metadata({b"hacrl.schema": b"verdicts/2"})
+    pq.write_table(newer, path)
+    with pytest.raises(ContractError, match=r"verdicts/2.*upgrade hacrl"):
+        read_table(path, VERDICTS)
+
+
+def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
+    (tmp_path / "verdicts.parquet").write_bytes(b"not parquet")
+    with pytest.raises(ContractError, match="cannot be read"):
+        read_table(tmp_path / "verdicts.parquet", VERDICTS)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_every_schema_takes_an_empty_table(tmp_path, name):
+    schema = SCHEMAS[name]
+    assert write_table(tmp_path / "empty.parquet", schema, {column: [] for column in schema.fields.names}) == 0
+    assert read_table(tmp_path / "empty.parquet", schema).schema.equals(schema.fields, check_metadata=False)
+    assert all(not field.nullable or isinstance(field.type, pa.ListType) for field in schema.fields)

@@ -1,0 +1,100 @@
+"""Tiny campaigns for the flow tests: real agents, real stages, seconds long."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.calls import Calls
+from flows.campaign import State, run_campaign
+from flows.replay import Done, bind
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.problems import load_problems
+from stages.runner import run_stage
+from stages.spec import Context
+
+AGENT: dict[str, Any] = {
+    "model": {
+        "architecture": "llama",
+        "hidden_size": 16,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "intermediate_size": 24,
+    },
+    "tokenizer": {"kind": "characters"},
+    "mixture": {"addition": 1.0},
+    "corpus_problems": 256,
+    "steps": 150,
+    "batch_size": 32,
+    "learning_rate": 1e-2,
+}
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "iterations": 2,
+    "problems": {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}},
+    "prompts_per_iteration": 6,
+    "samples_per_prompt": 4,
+    "agents": {
+        "ada": {"warmstart": AGENT},
+        "ben": {
+            "warmstart": {
+                **AGENT,
+                "model": {**AGENT["model"], "architecture": "qwen3", "hidden_size": 24},
+                "tokenizer": {"kind": "bpe", "vocab_size": 300},
+            }
+        },
+    },
+    "generate": {"max_tokens": 24, "batch_size": 32},
+    "update": {"learning_rate": 1e-3, "minibatch_prompts": 3},
+    "evaluate": {
+        "benchmarks": [{"name": "held_out", "problems": {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}, "split": "held_out", "size": 8}, "max_tokens": 24}]
+    },
+    "tracking": {"enabled": False},
+}  # fmt: skip
+
+
+def tiny(**changes: Any) -> CampaignConfig:
+    """The tiny campaign with top-level keys replaced."""
+    return CampaignConfig.model_validate({**copy.deepcopy(TINY), **changes})
+
+
+class Inline:
+    """Runs every stage on the spot, in this process, and remembers what ran."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.context = store, Context()
+        self.ran: list[str] = []
+        self.cached: list[str] = []
+        self.outcomes: dict[str, Any] = {}
+
+    def submit(self, planned: Any) -> Done:
+        call = bind(planned)
+        outcome = run_stage(self.store, call, self.context)
+        (self.cached if outcome.cached else self.ran).append(call.label)
+        self.outcomes[call.label] = outcome
+        return Done(outcome)
+
+    def iteration_done(self, iteration: int) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store for all inline campaigns: warm starts and first rollouts are computed once."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def run_inline(shared_store: Path):
+    torch.set_num_threads(1)
+
+    def run(config: CampaignConfig, root: Path | None = None) -> tuple[Inline, State]:
+        runner = Inline(Store(root or shared_store))
+        state = run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+        return runner, state
+
+    return run

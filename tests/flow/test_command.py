@@ -1,0 +1,160 @@
+"""What a user does: run a campaign with the command, run it again, change a setting, look at it."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flow.conftest import TINY
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Hacrl:
+    """The command in a home of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.home = place, place / "home"
+        (place / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "tracking": {"enabled": True}}))
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        environment = {
+            **os.environ,
+            "HACRL_HOME": str(self.home),
+            "COLUMNS": "200",
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(self.place),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        text = done.stdout + done.stderr
+        assert done.returncode == code, text
+        assert "Traceback" not in text, text
+        return text
+
+    def points(self) -> Counter:
+        with sqlite3.connect(self.home / "mlflow.db") as database:
+            return Counter(database.execute("select run_uuid, key, step from metrics").fetchall())
+
+    def runs(self) -> list[tuple[str, str]]:
+        with sqlite3.connect(self.home / "mlflow.db") as database:
+            return database.execute("select name, status from runs order by name").fetchall()
+
+
+@pytest.fixture(scope="module")
+def hacrl(tmp_path_factory):
+    command = Hacrl(tmp_path_factory.mktemp("user"))
+    command.first = command("run", str(command.place / "tiny.yaml"))
+    return command
+
+
+def config(hacrl):
+    return str(hacrl.place / "tiny.yaml")
+
+
+def test_first_run_ends_with_table_picture_and_the_way_to_mlflow(hacrl):
+    assert "Held-out accuracy" in hacrl.first
+    assert re.search(r"ada\s+held_out\s+[\d.]+%\s+[\d.]+%\s+[+-][\d.]+ points", hacrl.first)
+    assert "iteration   2/2" in hacrl.first
+    assert "0 were in the cache" in hacrl.first
+    assert (hacrl.home / "campaigns" / "tiny" / "learning-curves.png").stat().st_size > 10_000
+    assert "mlflow ui --backend-store-uri sqlite:///" in hacrl.first
+
+
+def test_tracking_has_a_parent_and_a_child_per_agent_and_each_point_once(hacrl):
+    assert hacrl.runs() == [("tiny", "FINISHED"), ("tiny/ada", "FINISHED"), ("tiny/ben", "FINISHED")]
+    points = hacrl.points()
+    assert set(points.values()) == {1}
+    keys = {key for _, key, _ in points}
+    assert {
+        "reward/ada",
+        "accuracy/held_out/ben",
+        "verify/reward_mean",
+        "update/foreign_ratio_mean",
+        "credit/capability",
+    } <= keys
+
+
+def test_second_run_is_all_cache_and_replays_without_duplicates(hacrl):
+    before, artifacts = hacrl.points(), sorted(p.name for p in (hacrl.home / "store" / "objects").glob("*/*"))
+    text = hacrl("run", config(hacrl))
+    assert re.search(r"All \d+ stages were in the cache; nothing had to run", text)
+    assert hacrl.points() == before
+    assert sorted(p.name for p in (hacrl.home / "store" / "objects").glob("*/*")) == artifacts
+    assert len(hacrl.runs()) == 3
+
+
+def test_a_wiped_mlflow_is_restored_from_the_manifests(hacrl):
+    before = hacrl.points()
+    for path in hacrl.home.glob("mlflow.db*"):
+        path.unlink()
+    hacrl("run", config(hacrl))
+    assert sorted((key, step) for _, key, step in hacrl.points()) == sorted((key, step) for _, key, step in before)
+
+
+def test_one_changed_setting_recomputes_what_depends_on_it_and_says_so(hacrl):
+    text = hacrl("run", config(hacrl), "--set", "update.learning_rate=0.002", "--set", "iterations=1")
+    assert "runs again: config.update.learning_rate: 0.001 → 0.002" in text
+    ran = int(re.search(r"(\d+) stages ran", text)[1])
+    assert ran == 4  # two updates and the evaluations of the two new versions
+
+
+def test_a_damaged_artifact_is_reported_and_recomputed_with_the_same_content(hacrl):
+    path = next((hacrl.home / "store" / "objects" / "verify").glob("*/verdicts.parquet"))
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    text = hacrl("run", config(hacrl))
+    assert "damaged artifact set aside" in text
+    assert "1 stages ran" in text
+    assert path.read_bytes() == good
+
+
+def test_status_and_rollouts_show_what_happened(hacrl):
+    assert re.search(r"tiny\s+complete\s+2/2\s+ada", hacrl("status"))
+    text = hacrl("rollouts", "tiny", "--iteration", "0", "-n", "2")
+    assert text.count("right answer:") == 2
+    assert "advantage" in text
+    assert "agent" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["run", "CONFIG", "--set", "iterations=-1"], "iterations: -1 is not allowed"),
+        (["run", "CONFIG", "--set", "bogus=1"], "bogus: unknown key"),
+        (["rollouts", "nobody"], "campaign nobody: not found"),
+        (["rollouts", "tiny", "--iteration", "99"], "--iteration 99: campaign tiny has 0 to"),
+        (["rollouts", "tiny", "--agent", "zoe"], "agent zoe: not in campaign tiny"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(hacrl, words, says):
+    text = hacrl(*[config(hacrl) if word == "CONFIG" else word for word in words], code=2)
+    assert says in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_doctor_and_schema(hacrl):
+    assert "Ready" in hacrl("doctor")
+    schema = json.loads(hacrl("config", "schema"))
+    assert {"name", "agents", "iterations", "update"} <= set(schema["properties"])
+    assert yaml.safe_load(hacrl("config", "show", config(hacrl)))["name"] == "tiny"
+
+
+def test_no_process_is_left_behind(hacrl):
+    left = subprocess.run(["pgrep", "-f", str(hacrl.place)], capture_output=True, text=True).stdout.split()
+    assert left == []

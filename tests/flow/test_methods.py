@@ -1,0 +1,120 @@
+"""Every method trains the tiny pair, and the relations between methods hold to the bit."""
+
+import numpy as np
+import pytest
+
+from hacrl_core.config.algorithm import PRESETS
+from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
+from hacrl_core.errors import AlgorithmError
+from tests.flow.conftest import AGENT, TINY, tiny
+
+
+def digests(state):
+    return {agent: handle.outcome().ref.digest for agent, handle in state.versions.items()}
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_method_trains_the_pair(run_inline, preset):
+    runner, state = run_inline(tiny(algorithm={"preset": preset}, iterations=1))
+    start = {agent: runner.outcomes[f"warmstart {agent}"].ref.digest for agent in ("ada", "ben")}
+    for agent, digest in digests(state).items():
+        assert digest != start[agent]
+        metrics = runner.outcomes[f"update {agent} #0"].metrics
+        assert np.isfinite(list(metrics.values())).all()
+        assert metrics["update/own_ratio_mean"] == pytest.approx(1.0, abs=0.5)
+        assert ("update/foreign_ratio_mean" in metrics) == PRESETS[preset].get("share_rollouts", True)
+
+
+def test_one_agent_alone_makes_hacpo_equal_gspo_bit_for_bit(run_inline):
+    alone = {"ada": TINY["agents"]["ada"]}
+    results = [
+        digests(run_inline(tiny(agents=alone, algorithm={"preset": preset}))[1])["ada"] for preset in ("hacpo", "gspo")
+    ]
+    # The optimizer state is in the digest too: weights, moments and counts are all equal.
+    assert results[0] == results[1]
+
+
+def test_the_same_campaign_gives_the_same_bits_in_another_store(run_inline, tmp_path):
+    first, second = run_inline(tiny()), run_inline(tiny(), tmp_path)
+    assert digests(first[1]) == digests(second[1])
+    assert second[0].cached == []
+
+
+def test_three_agents_two_of_them_with_one_tokenizer(run_inline):
+    agents = {**TINY["agents"], "cyd": {"warmstart": {**AGENT, "model": {**AGENT["model"], "hidden_size": 32}}}}
+    runner, _ = run_inline(tiny(agents=agents))
+    scores = read_table(runner.outcomes["score ada #0"].ref.path / "scores.parquet", SCORES).to_pylist()
+    assert {row["sampler"] for row in scores} == {"ada", "ben", "cyd"}
+    from hacrl_core.contracts.tables import ROLLOUTS
+
+    written = read_table(runner.outcomes["generate cyd #0"].ref.path / "rollouts.parquet", ROLLOUTS).to_pylist()
+    ids = {row["rollout_id"]: row["response_token_ids"] for row in written}
+    assert all(row["token_ids"] == ids[row["rollout_id"]] for row in scores if row["sampler"] == "cyd")
+    credit = read_table(runner.outcomes["credit ada #1"].ref.path / "credit.parquet", CREDIT).to_pylist()
+    assert len(credit) == 3 * 6 * 4
+    metrics = runner.outcomes["update ada #0"].metrics
+    assert metrics["update/updates"] == 2 * 3  # two minibatches of each sampler
+    assert {"credit/omega/ben", "credit/omega/cyd"} <= set(runner.outcomes["credit ada #0"].metrics)
+
+
+def test_an_agent_joins_and_leaves_and_the_others_first_artifacts_stay(run_inline):
+    pair = tiny()
+    run_inline(pair)
+    agents = {**TINY["agents"], "cyd": {"warmstart": {**AGENT, "model": {**AGENT["model"], "hidden_size": 32}}}}
+    joined, _ = run_inline(tiny(agents=agents))
+    kept = {
+        "warmstart ada",
+        "warmstart ben",
+        "sample #0",
+        "sample #1",
+        "generate ada #0",
+        "generate ben #0",
+        "verify ada #0",
+    }
+    assert kept <= set(joined.cached)
+    left, _ = run_inline(pair)
+    assert left.ran == []
+
+
+def test_own_scores_are_the_denominator_and_match_sampling(run_inline):
+    runner, _ = run_inline(tiny())
+    metrics = runner.outcomes["score ada #0"].metrics
+    assert metrics["score/sampling_mismatch_max"] < 1e-4
+
+
+def test_kl_to_the_start_is_measured_against_the_first_version(run_inline):
+    runner, _ = run_inline(tiny(algorithm={"preset": "hacpo", "kl_coefficient": 0.001}))
+    first, second = (runner.outcomes[f"update ada #{i}"].metrics["update/kl_to_start"] for i in (0, 1))
+    assert 0 <= first < second
+    assert "score ada reference #1" in runner.ran
+
+
+def test_per_learner_settings_change_only_that_learner(run_inline):
+    base, _ = run_inline(tiny(iterations=1))
+    agents = {**TINY["agents"], "ben": {**TINY["agents"]["ben"], "algorithm": {"cross_clip_delta": 0.5}}}
+    changed, _ = run_inline(tiny(agents=agents, iterations=1))
+    assert "update ben #0" in changed.ran
+    assert {"update ada #0", "credit ada #0", "credit ben #0", "score ben #0"} <= set(changed.cached)
+    assert base.outcomes["update ada #0"].ref == changed.outcomes["update ada #0"].ref
+
+
+def test_a_missing_sampler_is_named_and_nothing_is_written(run_inline):
+    from dataclasses import replace
+
+    from stages.runner import run_stage
+    from stages.spec import Context, StageCall, find_stage
+
+    runner, _ = run_inline(tiny(iterations=1))
+    store = runner.store
+    good = runner.outcomes
+    call = StageCall(
+        "credit",
+        {"learner": "ada", "agents": ["ada", "ben"], "iteration": 0, "algorithm": {}},
+        {"verdicts/ada": good["verify ada #0"].ref, "verdicts/ben": replace(good["verify ada #0"].ref, digest="other")},
+        agent="ada",
+        iteration=0,
+    )
+    with pytest.raises(AlgorithmError, match=r"credit ada #0: rollout .* appears twice"):
+        run_stage(store, call, Context())
+    assert store.lookup(find_stage("credit").identity(call)) is None
+    assert not any((store.root / "staging").iterdir())

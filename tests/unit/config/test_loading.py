@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.loading import load_config
+from hacrl_core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "configs" / "demo.yaml"
+
+
+def load(*overrides):
+    return load_config(DEMO, CampaignConfig, overrides)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_campaign_is_valid(path):
+    if "sweep" in path.parts or path.parent.name == "sweeps":
+        pytest.skip("a sweep, checked by its own test")
+    load_config(path, CampaignConfig)
+
+
+def test_overrides_reach_deep_and_are_read_as_yaml():
+    config = load(
+        "update.learning_rate=1e-4", "algorithm.preset=gspo", "agents.ada.algorithm.self_clip_low=0.1", "iterations=7"
+    )
+    assert config.update.learning_rate == 1e-4
+    assert config.iterations == 7
+    assert config.objective("ada").self_clip_low == 0.1
+    assert config.objective("ben").self_clip_low == 3e-4
+    assert not config.objective("ada").share_rollouts
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("update.learning_rte=1e-4", r"update.learning_rte: unknown key; did you mean learning_rate\?"),
+        ("itertions=4", r"itertions: unknown key; did you mean iterations\?"),
+        ("update.learning_rate=-1", "update.learning_rate: -1 is not allowed: input should be greater than 0"),
+        ("iterations=many", "iterations: 'many' is not allowed"),
+        ("update.minibatch_prompts=1000", "minibatch_prompts 1000 exceeds prompts_per_iteration 48"),
+        ("algorithm.preset=ppo", "'ppo' is not known; choose one of hacpo, gspo"),
+        ("algorithm.alpha=-1", r"algorithm.alpha \(ada\): -1 is not allowed"),
+        ("agents.ada.algorithm.alfa=1", r"algorithm.alfa \(ada\)"),
+        ("agents.ada.warmstart=null", "agents.ada: give either warmstart or checkpoint"),
+        ("name=a/b", "name: 'a/b' is not allowed"),
+        ("generate.temperature=.nan", "generate.temperature"),
+        ("nonsense", "--set nonsense: not of the form key=value"),
+        ("name.x=1", "name is not a group of settings"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_key_value_and_remedy(override, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(override)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_broken_yaml_are_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.yaml", CampaignConfig)
+    for number, text in enumerate(("a: [", "a: 1\na: 2", "- 1")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(path, CampaignConfig)
+        assert "\n" not in str(caught.value)
+
+
+def test_extends_merges_and_null_removes(tmp_path):
+    (tmp_path / "child.yaml").write_text(
+        f"extends: {DEMO}\nname: child\nupdate: {{learning_rate: 1e-3}}\nagents: {{ben: null}}\n"
+    )
+    config = load_config(tmp_path / "child.yaml", CampaignConfig)
+    assert (config.name, config.update.learning_rate, list(config.agents)) == ("child", 1e-3, ["ada"])
+    assert config.update.minibatch_prompts == load().update.minibatch_prompts
+
+
+def test_extends_in_a_circle_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "a.yaml", CampaignConfig)
+
+
+def test_gspo_x2_doubles_the_group_and_halves_the_minibatch():
+    plain, double = load("algorithm.preset=gspo"), load("algorithm.preset=gspo_x2")
+    assert double.group_size == 2 * plain.group_size
+    assert double.minibatch_prompts * 2 == plain.minibatch_prompts
+
+
+def test_configs_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        load().iterations = 3

@@ -1,0 +1,114 @@
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.locks import exclusive, try_exclusive
+from hacrl_core.contracts.manifest import Identity, Provenance
+
+PROVENANCE = Provenance(started=0.0, finished=1.0, seconds=1.0)
+
+
+def identity(**config):
+    return Identity(stage="thing", stage_version=1, config=config, inputs={})
+
+
+def publish(store, who, text="hello", measured="1 ms"):
+    staged = store.stage_folder(who.key)
+    (staged / "data.txt").write_text(text)
+    (staged / "times.txt").write_text(measured)
+    return store.publish(staged, who, {"times.txt": ("file", 0, True)}, {"thing/size": 5.0}, {}, PROVENANCE)
+
+
+def test_published_is_found_by_a_new_process_and_staging_is_empty(tmp_path):
+    ref = publish(Store(tmp_path), identity(a=1))
+    found = Store(tmp_path).lookup(identity(a=1))
+    assert found == ref
+    assert Store(tmp_path).lookup(identity(a=2)) is None
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert Store(tmp_path).manifest("thing", ref.key).metrics == {"thing/size": 5.0}
+
+
+def test_content_digest_leaves_out_what_was_measured(tmp_path):
+    first = publish(Store(tmp_path / "1"), identity(a=1), measured="1 ms")
+    second = publish(Store(tmp_path / "2"), identity(b=2), measured="2 ms")
+    third = publish(Store(tmp_path / "3"), identity(a=1), text="other")
+    assert first.digest == second.digest != third.digest
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "no manifest", "newer"])
+def test_damage_is_found_reported_and_set_aside(tmp_path, damage):
+    ref = publish(Store(tmp_path), identity(a=1))
+    data, manifest = ref.path / "data.txt", ref.path / "manifest.json"
+    if damage == "flip":
+        data.write_text("jello")
+    elif damage == "truncate":
+        data.write_text("hell")
+    elif damage == "remove":
+        data.unlink()
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:100])
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 2'))
+    told = []
+    store = Store(tmp_path, on_problem=told.append)
+    assert store.lookup(identity(a=1)) is None
+    assert len(told) == 1
+    assert str(tmp_path) in told[0]
+    assert len(list((tmp_path / "damaged").iterdir())) == 1
+    again = publish(store, identity(a=1))
+    assert Store(tmp_path).lookup(identity(a=1)) == again
+
+
+def test_a_lost_race_keeps_the_winner(tmp_path):
+    store, who = Store(tmp_path), identity(a=1)
+    late = store.root / "late"
+    late.mkdir()
+    (late / "data.txt").write_text("mine")
+    winner = publish(store, who, text="theirs")
+    ref = store.publish(late, who, {}, {}, {}, PROVENANCE)
+    assert ref == winner
+    assert (ref.path / "data.txt").read_text() == "theirs"
+    assert not late.exists()
+
+
+def test_sweep_removes_what_the_dead_left_and_spares_the_living(tmp_path):
+    store = Store(tmp_path)
+    dead = store.stage_folder("k1")
+    with store.lock("k2"):
+        living = store.stage_folder("k2")
+        assert store.sweep_staging() == 1
+        assert living.exists()
+        assert not dead.exists()
+
+
+def _hold(path: Path, ready) -> None:
+    with exclusive(path):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_lock_dies_with_its_holder_and_says_who_holds_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path / "x.lock", ready))
+    process.start()
+    assert ready.wait(30)
+    assert try_exclusive(tmp_path / "x.lock") is None
+    told = []
+
+    def kill(holder):
+        told.append(holder)
+        process.kill()
+
+    with exclusive(tmp_path / "x.lock", on_wait=kill):
+        assert told == [f"process {process.pid}"]
+    process.join()
+    handle = try_exclusive(tmp_path / "x.lock")
+    assert handle is not None
+    os.close(handle)
