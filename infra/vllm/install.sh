@@ -36,7 +36,7 @@ fi
 rm -rf "$environment"
 "$base" -m venv --without-pip "$environment"
 if uv=$(command -v uv || ls "$root/.venv/bin/uv" 2>/dev/null); then
-  install() { "$uv" pip install --quiet --compile-bytecode "${backend[@]}" --python "$environment/bin/python" "$@"; }
+  install() { "$uv" pip install --quiet "${backend[@]}" --python "$environment/bin/python" "$@"; }
 else
   install() { "$base" -m pip --python "$environment/bin/python" install --quiet "$@"; }
 fi

@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hacrl_core.config.generation import VllmEngineConfig
+from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+from hacrl_core.engines.vllm import VllmEngine
 from hacrl_core.engines.vllm.process import find_python
 from hacrl_core.engines.vllm.proof import Expected, deviation, differ, expect, limit
 from hacrl_core.errors import EngineError
@@ -68,3 +72,13 @@ def test_a_missing_environment_is_one_clear_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HACRL_VLLM_PYTHON", "elsewhere/python")
     with pytest.raises(EngineError, match="elsewhere/python"):
         find_python(None)
+
+
+def test_an_environment_without_vllm_is_one_clear_error(make_agent: AgentMaker) -> None:
+    engine = VllmEngine(VllmEngineConfig(python=sys.executable))
+    request = GenerationRequest("r", (5, 6), 0)
+    with pytest.raises(
+        EngineError, match=r"cannot import vLLM; run `make vllm` again; last lines[\s\S]*No module named 'vllm'"
+    ):
+        engine.generate(make_agent("llama", tied=True, seed=0), "a", [request], SamplingParams(max_tokens=1))
+    assert engine.version == "vllm unknown"

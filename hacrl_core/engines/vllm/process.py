@@ -136,8 +136,12 @@ class Launcher:
                 f"vLLM launcher silent for {timeout:.0f} s; raise engine.startup_timeout; {self._log.tail()}"
             )
         data = self._control.recv(1 << 16)
+        if not data and not self.version:
+            raise EngineError(
+                f"vllm engine: {self.python} cannot import vLLM; run `make vllm` again; {self._log.tail()}"
+            )
         if not data:
-            raise WorkerDied(f"vLLM did not load in {self.python}; run `make vllm` again; {self._log.tail()}")
+            raise WorkerDied(f"vLLM launcher ended; {self._log.tail()}")
         message: Message = json.loads(data)
         return message
 
