@@ -191,29 +191,33 @@ class _FusedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, run: Callable[..., Tensor]
     ) -> Tensor:
-        dtype = torch.promote_types(hidden_RH.dtype, torch.float32)
-        needs = ctx.needs_input_grad
-        gradients = Gradients(
-            torch.zeros_like(hidden_RH, dtype=dtype),
-            torch.zeros_like(weight_VH, dtype=dtype) if needs[1] else None,
-            torch.zeros_like(bias_V, dtype=dtype) if bias_V is not None and needs[2] else None,
-        )
-        loss = run(hidden_RH, weight_VH, bias_V, gradients)
-        ctx.gradients = gradients
-        ctx.dtypes = (hidden_RH.dtype, weight_VH.dtype)
-        return loss
+        ctx.save_for_backward(hidden_RH, weight_VH, bias_V)
+        ctx.run = run
+        ctx.gradients = _empty_gradients(hidden_RH, weight_VH, bias_V, ctx.needs_input_grad)
+        return run(hidden_RH, weight_VH, bias_V, ctx.gradients)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        got: Gradients = ctx.gradients
+        inputs = ctx.saved_tensors
+        got: Gradients | None = ctx.gradients
         ctx.gradients = None  # the last reference but ours, so that autograd keeps the buffers instead of copying them
+        if got is None:  # a second backward over a retained graph: the buffers were given away, compute them again
+            got = _empty_gradients(*inputs, needs=ctx.needs_input_grad)
+            ctx.run(*inputs, got)
         found = [got.hidden_RH, got.weight_VH, got.bias_V]
         if float(scale) != 1.0:
             found = [None if gradient is None else gradient * scale for gradient in found]
-        hidden_dtype, weight_dtype = ctx.dtypes
-        kinds = (hidden_dtype, weight_dtype, weight_dtype)
-        return (*(None if g is None else g.to(kind) for g, kind in zip(found, kinds, strict=True)), None)
+        return (*(None if g is None else g.to(i.dtype) for g, i in zip(found, inputs, strict=True)), None)
+
+
+def _empty_gradients(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, needs: Sequence[bool]) -> Gradients:
+    dtype = torch.promote_types(hidden_RH.dtype, torch.float32)
+    return Gradients(
+        torch.zeros_like(hidden_RH, dtype=dtype),
+        torch.zeros_like(weight_VH, dtype=dtype) if needs[1] else None,
+        torch.zeros_like(bias_V, dtype=dtype) if bias_V is not None and needs[2] else None,
+    )
 
 
 def fused_linear_loss(

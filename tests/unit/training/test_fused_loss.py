@@ -124,6 +124,17 @@ def test_bfloat16_hidden_states_meet_a_float32_head():
     assert half.grad.dtype == torch.bfloat16
 
 
+def test_backward_twice_over_a_retained_graph():
+    h, head, targets, advantage = problem(7, [4, 5], 6, 12, True, 1.0, None)
+    loss = fused_linear_loss(h, head, targets, [4, 5], objective_of("token", advantage))
+    inputs = (h, head.weight_VH, head.bias_V)
+    first = [g.clone() for g in torch.autograd.grad(loss, inputs, retain_graph=True)]
+    for once, twice in zip(first, torch.autograd.grad(loss, inputs), strict=True):
+        torch.testing.assert_close(once, twice, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
 def test_entropy_equals_the_distributions():
     lengths = [6, 2]
     h, head, targets, _ = problem(5, lengths, 8, 20, True, 1.0, 4.0)
