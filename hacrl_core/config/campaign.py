@@ -38,7 +38,7 @@ class TrackingConfig(StrictConfig):
     )
     experiment: str = Field("hacrl", description="MLflow experiment the campaign's runs go into.")
     patience_seconds: float = Field(
-        5.0, gt=0, description="Longest an iteration waits for MLflow before training goes on without it."
+        60.0, gt=0, description="Longest the end of a campaign waits for MLflow. Iterations never wait."
     )
 
 
