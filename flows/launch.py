@@ -94,7 +94,9 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
         return
     uri = tracking_uri(session.config, session.home)
     tracker = Tracker(
-        lambda: Projection(session.config, session.store, uri), session.display.warn, settings.patience_seconds
+        lambda: Projection(session.config, session.store, uri, session.home),
+        session.display.warn,
+        settings.patience_seconds,
     )
     status = "KILLED"
     try:

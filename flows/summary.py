@@ -1,5 +1,8 @@
 """The end of a run: accuracy before and after, the picture, and how to look further."""
 
+import sys
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -36,18 +39,19 @@ def show_summary(console: Console, summary: Summary) -> None:
     if summary.picture is not None:
         console.print(f"learning curves: {_short(summary.picture)}", soft_wrap=True)
     if summary.tracking_uri is not None:
-        uri = summary.tracking_uri
-        shown = f"sqlite:///{_short(uri.removeprefix('sqlite:///'))}" if uri.startswith("sqlite:///") else uri
-        if uri.startswith("sqlite:///"):
-            console.print(f"open MLflow:     mlflow ui --backend-store-uri {shown}", soft_wrap=True)
-        else:
-            console.print(f"open MLflow:     {shown}", soft_wrap=True)
+        console.print(f"open MLflow:     {_open_mlflow(summary.tracking_uri)}", soft_wrap=True)
 
 
-def _short(path: object) -> str:
-    from pathlib import Path
+def _open_mlflow(uri: str) -> str:
+    """The command that shows a local database, or the address of a server."""
+    if not uri.startswith("sqlite:///"):
+        return uri
+    command = Path(sys.executable).with_name("mlflow")
+    return f"{_short(command)} ui --backend-store-uri sqlite:///{_short(uri.removeprefix('sqlite:///'))}"
 
-    place = Path(str(path))
+
+def _short(path: str | Path) -> str:
+    place = Path(path)
     try:
         return str(place.relative_to(Path.cwd()))
     except ValueError:

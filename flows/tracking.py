@@ -29,10 +29,12 @@ def campaign_digest(config: CampaignConfig) -> str:
 class Projection:
     """The campaign's runs in one MLflow server: a parent, and a child per agent."""
 
-    def __init__(self, config: CampaignConfig, store: Store, uri: str) -> None:
+    def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home) -> None:
         from mlflow import MlflowClient
 
         self._config, self._store = config, store
+        # Without a server MLflow would put files into the current folder.
+        self._files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
         self._client = MlflowClient(tracking_uri=uri)
         self._digest = campaign_digest(config)
         self._experiment = self._find_experiment(config.tracking.experiment)
@@ -85,7 +87,7 @@ class Projection:
         if found is not None:
             return str(found.experiment_id)
         try:
-            return str(self._client.create_experiment(name))
+            return str(self._client.create_experiment(name, artifact_location=self._files))
         except MlflowException:  # somebody else made it just now
             found = self._client.get_experiment_by_name(name)
             if found is None:
