@@ -199,11 +199,11 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
+        inputs = hidden_RH, weight_VH, bias_V = ctx.saved_tensors
         got: Gradients | None = ctx.gradients
         ctx.gradients = None  # the last reference but ours, so that autograd keeps the buffers instead of copying them
         if got is None:  # a second backward over a retained graph: the buffers were given away, compute them again
-            got = _empty_gradients(*inputs, needs=ctx.needs_input_grad)
+            got = _empty_gradients(hidden_RH, weight_VH, bias_V, ctx.needs_input_grad)
             ctx.run(*inputs, got)
         found = [got.hidden_RH, got.weight_VH, got.bias_V]
         if float(scale) != 1.0:
