@@ -10,6 +10,8 @@ from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 
+KL_RESPONSES = 64  # enough to see a policy drift, cheap enough for every iteration
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -85,20 +87,31 @@ class Calls:
             inputs["previous"] = previous
         return Planned("credit", slice_, inputs, None, learner, iteration)
 
-    def score(
-        self, learner: str, version: Any, rollouts: Mapping[str, Any], prompts: Any, iteration: int, variant: str = ""
-    ) -> Planned:
-        slice_ = {
+    def score(self, learner: str, version: Any, rollouts: Mapping[str, Any], prompts: Any, iteration: int) -> Planned:
+        slice_ = self._score_slice(learner, list(rollouts), iteration)
+        inputs = {"agent": version, "prompts": prompts, **{f"rollouts/{a}": handle for a, handle in rollouts.items()}}
+        return Planned("score", slice_, inputs, None, learner, iteration)
+
+    def reference(self, learner: str, origin: Any, rollouts: Any, prompts: Any, iteration: int) -> Planned | None:
+        """Own responses under the learner's first version: all of them where KL is in the loss, a few where it is only watched."""
+        objective = self.config.objective(learner)
+        if not (objective.kl_coefficient > 0 or (objective.measure_kl and iteration > 0)):
+            return None
+        slice_ = self._score_slice(learner, [learner], iteration)
+        slice_["most"] = None if objective.kl_coefficient > 0 else KL_RESPONSES
+        inputs = {"agent": origin, "prompts": prompts, f"rollouts/{learner}": rollouts}
+        return Planned("score", slice_, inputs, None, learner, iteration, "reference")
+
+    def _score_slice(self, learner: str, samplers: list[str], iteration: int) -> dict[str, Any]:
+        return {
             "learner": learner,
-            "samplers": list(rollouts),
+            "samplers": samplers,
             "iteration": iteration,
             "score": _json(self.config.score),
             "max_tokens": self.config.generate.max_tokens,
             "mismatch_warning": self.config.generate.mismatch_warning,
             "chat_template": self.config.agents[learner].chat_template,
         }
-        inputs = {"agent": version, "prompts": prompts, **{f"rollouts/{a}": handle for a, handle in rollouts.items()}}
-        return Planned("score", slice_, inputs, None, learner, iteration, variant)
 
     def update(
         self, learner: str, version: Any, scores: Mapping[str, Any], credit: Any, iteration: int, reference: Any = None

@@ -63,11 +63,8 @@ def run_iteration(
     credit = {
         a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, state.credit.get(a), now)) for a in agents
     }
-    first = {
-        a: run.submit(calls.score(a, origins[a], {a: rollouts[a]}, prompts, now, variant="reference"))
-        for a in agents
-        if config.objective(a).kl_coefficient > 0
-    }
+    watched = {a: calls.reference(a, origins[a], rollouts[a], prompts, now) for a in agents}
+    first = {a: run.submit(planned) for a, planned in watched.items() if planned is not None}
     versions = {
         a: run.submit(
             calls.update(a, state.versions[a], {s: scores[s] for s in heard[a]}, credit[a], now, first.get(a))

@@ -1,6 +1,5 @@
 """Runs a campaign: from the store alone where everything is there, else as a Prefect flow."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from flows.calls import Calls
 from flows.campaign import run_campaign
 from flows.display import Display
 from flows.home import Home
+from flows.prefect_server import prefect_api
 from flows.records import Entry, Record
 from flows.replay import CacheMiss, Replay
 from flows.tracking import Projection, Tracker, quiet_environment, tracking_uri
@@ -55,11 +55,11 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
         complete = replay(session)
         if complete:
             return _summary(session, begun)
-    prefect_environment(home)
-    from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
+    console.print("starting Prefect …", style="dim")
+    with prefect_api(home):
+        from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
 
-    console.print("starting Prefect …", style="dim", end="\r" if console.is_terminal else "\n")
-    ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
+        ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
     with open_session(config, home, console) as session:
         replay(session)
         summary = _summary(session, begun, track=False)
@@ -121,19 +121,3 @@ def _summary(session: Session, begun: float, *, track: bool = True) -> Summary:
     uri = tracking_uri(session.config, session.home) if session.config.tracking.enabled else None
     entries = session.record.entries()
     return Summary(session.config, session.home, entries, 0, len(entries), time.monotonic() - begun, picture, uri)
-
-
-def prefect_environment(home: Home) -> None:
-    """Before prefect is imported: no telemetry, quiet, and where the user has no Prefect of their own, everything in our home."""
-    for name, value in {
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "true",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # our display and one-line errors say it better
-        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-    }.items():
-        os.environ.setdefault(name, value)
-    theirs = {"PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE"} & os.environ.keys()
-    if not theirs and not (Path.home() / ".prefect" / "profiles.toml").exists():
-        os.environ["PREFECT_HOME"] = str(home.root / "prefect")
-        os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")

@@ -20,6 +20,7 @@ class ScoreSlice(StrictConfig):
     iteration: NonNegativeInt
     score: ScoreConfig
     max_tokens: int  # the learner's limit on a response
+    most: int | None = None  # score only so many responses, evenly spaced: enough for a diagnostic
     mismatch_warning: float = 0.02
     chat_template: str | None = None
 
@@ -39,6 +40,8 @@ def run(
     _, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
     rows = [row for sampler in config.samplers for row in _rows_of(agent, fingerprint, sampler, inputs, config)]
     scorable = [row for row in rows if row["token_ids"]]
+    if config.most is not None:
+        scorable = scorable[:: max(1, -(-len(scorable) // config.most))]
     # Identical responses to a prompt have identical log-probs: each is scored once.
     sequences = [TrainSequence(tuple(row["prompt_token_ids"]), tuple(row["token_ids"])) for row in scorable]
     distinct = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
@@ -107,7 +110,7 @@ def _metrics(
     own = [i for i, row in enumerate(scorable) if row["is_own"]]
     metrics = {
         "score/responses": float(len(rows)),
-        "score/unscorable": float(len(rows) - len(scorable)),
+        "score/unscorable": float(sum(not row["token_ids"] for row in rows)),
         "score/distinct_share": distinct / max(len(scorable), 1),
         "score/truncated_share": float(np.mean(columns["truncated"])) if scorable else 0.0,
     }

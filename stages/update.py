@@ -152,7 +152,7 @@ class _Learner:
 
         means = [np.array([getattr(row, name) for row in rows]) for name in ("old_mean", "sampler_mean", "is_own")]
         self.algorithm = calibrated_config(self.config.algorithm, *means)
-        metrics = self._cosine(rows)
+        metrics = _kl_to_start(rows) | self._cosine(rows)
         steps, batches = [], minibatches(rows, self.config, self.seed)
         for index, batch in enumerate(batches):
             context.progress(index, len(batches), "updates")
@@ -165,7 +165,7 @@ class _Learner:
             steps.append(step)
         tables = [step.stats for step in steps if step.stats]
         largest = max((row.omega for row in rows if not row.is_own), default=1.0)
-        metrics |= summarise(tables, config=self.algorithm, omega_max=largest)
+        metrics = summarise(tables, config=self.algorithm, omega_max=largest) | metrics
         return metrics | self._totals(rows, steps)
 
     def _step(self, batch: list[Row], index: int) -> Any:
@@ -196,7 +196,7 @@ class _Learner:
             weight_B=torch.as_tensor(plan.weights_K, dtype=torch.float64),
             total_weight=float(len(batch)),
             old_logprobs=[torch.tensor(r.old_logprobs) for r in kept],
-            reference_logprobs=None if all(r.reference is None for r in kept) else [_maybe(r.reference) for r in kept],
+            reference_logprobs=[_maybe(r.reference) for r in kept] if kl > 0 else None,
             rollout_ids=[r.rollout_id for r in kept],
         )
         objective = make_objective(rows, update_index=index, config=self.algorithm)
@@ -232,6 +232,15 @@ class _Learner:
             "update/window_low": self.algorithm.foreign_lower_bound(0),
             "update/responses": float(len(rows)),
         }
+
+
+def _kl_to_start(rows: list[Row]) -> Metrics:
+    """k3 estimate of KL(learner now ‖ its first version) per token, from responses the learner has just sampled."""
+    differences = [np.array(row.reference) - np.array(row.old_logprobs) for row in rows if row.reference is not None]
+    if not differences:
+        return {}
+    log_ratio = np.concatenate(differences).astype(np.float64)
+    return {"update/kl_to_start": float(np.mean(np.expm1(log_ratio) - log_ratio))}
 
 
 def _maybe(values: tuple[float, ...] | None) -> Any:

@@ -81,6 +81,9 @@ class HacpoConfig(StrictConfig):
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the k3 estimate of KL to the starting policy, on own responses only."
     )
+    measure_kl: bool = Field(
+        default=True, description="Measure KL to the starting policy on a subsample of own responses each iteration."
+    )
     gradient_cosine: bool = Field(
         default=True, description="Measure the cosine between own and foreign gradient on a subsample each iteration."
     )

@@ -78,6 +78,12 @@ class CampaignConfig(StrictConfig):
             raise ValueError(
                 f"update.minibatch_prompts {self.minibatch_prompts} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
             )
+        for name in ("temperature", "autocast"):
+            scored, updated = getattr(self.score, name), getattr(self.update, name)
+            if scored != updated:
+                raise ValueError(
+                    f"score.{name} {scored} differs from update.{name} {updated}: ratios would compare two policies; make them equal"
+                )
         return self
 
     def objective(self, learner: str) -> HacpoConfig:

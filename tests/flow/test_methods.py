@@ -85,8 +85,18 @@ def test_own_scores_are_the_denominator_and_match_sampling(run_inline):
 def test_kl_to_the_start_is_measured_against_the_first_version(run_inline):
     runner, _ = run_inline(tiny(algorithm={"preset": "hacpo", "kl_coefficient": 0.001}))
     first, second = (runner.outcomes[f"update ada #{i}"].metrics["update/kl_to_start"] for i in (0, 1))
-    assert 0 <= first < second
+    assert abs(first) < 1e-9  # nothing has been learned yet
+    assert second > 1e-6
     assert "score ada reference #1" in runner.ran
+
+
+def test_kl_is_watched_on_a_subsample_without_being_in_the_loss(run_inline):
+    runner, _ = run_inline(tiny())
+    watched = runner.outcomes["score ada reference #1"].ref.path / "scores.parquet"
+    assert read_table(watched, SCORES).num_rows == 6 * 4
+    assert runner.outcomes["update ada #1"].metrics["update/kl_to_start"] > 0
+    silent, _ = run_inline(tiny(algorithm={"preset": "hacpo", "measure_kl": False}))
+    assert not any("reference" in label for label in silent.outcomes)
 
 
 def test_per_learner_settings_change_only_that_learner(run_inline):

@@ -46,6 +46,7 @@ def test_overrides_reach_deep_and_are_read_as_yaml():
         ("agents.ada.warmstart=null", "agents.ada: give either warmstart or checkpoint"),
         ("name=a/b", "name: 'a/b' is not allowed"),
         ("generate.temperature=.nan", "generate.temperature"),
+        ("score.temperature=0.5", "score.temperature 0.5 differs from update.temperature 1.0"),
         ("nonsense", "--set nonsense: not of the form key=value"),
         ("name.x=1", "name is not a group of settings"),
     ],
