@@ -1,5 +1,6 @@
 """The vLLM engine for real: numbers against our own forward, weight swaps, crashes, and what is left behind."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.agents import load_agent
+from hacrl_core.engines.agents import Agent, load_agent
 from hacrl_core.engines.protocols import Generation, GenerationRequest, SamplingParams
 from hacrl_core.engines.vllm import VllmEngine
 from hacrl_core.engines.vllm.process import Launcher
@@ -28,13 +29,18 @@ FREE = SamplingParams(max_tokens=24)
 AgentMaker = Callable[..., Path]
 
 
+@functools.cache
+def agent_of(checkpoint: Path) -> Agent:
+    return load_agent(checkpoint)
+
+
 def reference_logprobs(
     checkpoint: Path, generation: Generation, prompt: Sequence[int], params: SamplingParams
 ) -> np.ndarray:
     """Log-prob of each response token under the distribution of ``params``, one forward and plain loops."""
     ids = torch.tensor([[*prompt, *generation.token_ids]])
     with torch.no_grad():
-        logits_TV = load_agent(checkpoint).model(ids).logits[0, len(prompt) - 1 : -1].double() / params.temperature
+        logits_TV = agent_of(checkpoint).model(ids).logits[0, len(prompt) - 1 : -1].double() / params.temperature
     found = []
     for token, logits_V in zip(generation.token_ids, logits_TV, strict=True):
         order = logits_V.argsort(descending=True).tolist()
@@ -115,7 +121,7 @@ def test_greedy_stop_strings_and_text(warm: tuple[VllmEngine, Path]) -> None:
     generations = engine.generate(checkpoint, "warm", REQUESTS, greedy)
     assert_from(checkpoint, generations)
     assert {x for g in generations for x in g.sampling_logprobs} == {0.0}
-    tokenizer = load_agent(checkpoint).tokenizer
+    tokenizer = agent_of(checkpoint).tokenizer
     assert [g.text for g in generations] == [
         tokenizer.decode(g.token_ids, skip_special_tokens=True) for g in generations
     ]
