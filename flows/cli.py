@@ -102,6 +102,48 @@ def rollouts(
     show_rollouts(Console(), Home.find(home), campaign, iteration, agent, learner, verdict, prompts)
 
 
+@app.command("eval")
+@one_line_errors
+def evaluate(
+    agent: Annotated[
+        str,
+        typer.Argument(
+            help="campaign/agent (newest version; campaign/agent@12 after 12 iterations), a checkpoint's folder, a .gguf file, "
+            "or a hub id (org/model, org/model@revision)."
+        ),
+    ],
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--benchmark",
+            "-b",
+            help="A preset (math500, gsm8k_test, aime2025, …), arithmetic (held-out), one of the campaign's, or a YAML file. "
+            "Repeatable; a campaign's agent is evaluated on all of its campaign's unless given.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Answers to each problem; the benchmark's unless given.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; the benchmark's unless given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer; the benchmark's unless given.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="builtin or vllm; the campaign's, else builtin, unless given.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Answers written at a time; lower it to save memory.")
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Evaluate any agent, trained here or not, on benchmarks; what was computed before is only shown."""
+    from flows.evaluating import Changes, evaluate_agent
+    from flows.scoreboard import show_evaluations
+
+    console = Console()
+    changes = Changes(samples, temperature, max_tokens, limit, engine, batch_size)
+    show_evaluations(console, *evaluate_agent(agent, benchmark or (), changes, Home.find(home), console))
+
+
 @app.command()
 @one_line_errors
 def doctor(home: HomeOption = None) -> None:

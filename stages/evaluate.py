@@ -1,6 +1,7 @@
 """evaluate: agent + benchmark → per-problem results, with accuracy and its interval."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from hacrl_core.evaluation.summary import Outcomes, by_tag, summarise
 from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import Verdict, VerdictKind, verify_batch
+from hacrl_core.verification.normalise import text_key
 from stages.resume import generate_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
 MOST_TAG_VALUES = 30
+MOST_ANSWER_CHARS = 600
 
 
 class EvaluateSlice(StrictConfig):
@@ -39,7 +42,7 @@ class EvaluateSlice(StrictConfig):
             "name": self.benchmark.name,  # metrics carry it
             "engine": self.generate.engine.identity(),
             "stop_strings": list(self.generate.stop_strings),
-            "verify": self.verify.model_dump(mode="json", exclude={"workers", "max_error_share"}),
+            "verify": self.verification.model_dump(mode="json", exclude={"workers", "max_error_share"}),
             "chat_template": self.chat_template,
         }
 
@@ -48,6 +51,12 @@ class EvaluateSlice(StrictConfig):
         own = {name: getattr(self.benchmark, name) for name in ("temperature", "top_p", "max_tokens")}
         return self.generate.model_copy(update={**own, "top_k": 0, "max_prompt_tokens": None})
 
+    @property
+    def verification(self) -> VerifyConfig:
+        """The campaign's, with the benchmark's own tolerance where it has one; shaped rewards are for training only."""
+        own = {} if self.benchmark.tolerance is None else {"tolerance": self.benchmark.tolerance}
+        return self.verify.model_copy(update={**own, "format_reward": 0.0, "overlong": None})
+
 
 def run(
     inputs: Mapping[str, ArtifactRef], config: EvaluateSlice, seed: int | None, out: OutFolder, context: Context
@@ -55,9 +64,10 @@ def run(
     problems = load_problems(config.benchmark.problems).problems
     generations = _answers(inputs["agent"], problems, config, seed or 0, context)
     repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
-    verdicts = verify_batch([g.text for g in generations], [p.answer for p in repeated], config.verify)
-    out.write(EVALUATION, _columns(repeated, generations, verdicts, config.benchmark.samples))
-    return Result(_metrics(config.benchmark, _outcomes(config.benchmark.samples, problems, verdicts, generations)))
+    verdicts = verify_batch([g.text for g in generations], [p.answer for p in repeated], config.verification)
+    columns = _columns(repeated, generations, verdicts, config.benchmark.samples)
+    out.write(EVALUATION, columns)
+    return Result(_metrics(config.benchmark, outcomes_of(columns, config.benchmark.samples)))
 
 
 def _answers(
@@ -96,17 +106,18 @@ def _columns(
     }
 
 
-def _outcomes(samples: int, problems: tuple[Problem, ...], verdicts: list[Verdict], generations: list[Any]) -> Outcomes:
-    shape = (len(problems), samples)
-    answers = [v.extracted_answer for v in verdicts]
-    # Accuracy counts right answers; a shaped reward is for training.
-    right = [np.nan if v.verdict is VerdictKind.ERROR else float(v.verdict is VerdictKind.CORRECT) for v in verdicts]
+def outcomes_of(columns: Mapping[str, Sequence[Any]], samples: int) -> Outcomes:
+    """The table of results as problems × samples."""
+    # What the verifier failed on is neither right nor wrong.
+    known = {VerdictKind.CORRECT.value: 1.0, VerdictKind.ERROR.value: np.nan}
+    # One vote for all spellings of an answer; what is too long for an answer keeps its own.
+    answers = [text_key(a) if len(a) <= MOST_ANSWER_CHARS else a for a in columns["extracted_answer"]]
     return Outcomes(
-        rewards_PS=np.array(right).reshape(shape),
-        answers_PS=tuple(tuple(answers[p * samples : (p + 1) * samples]) for p in range(len(problems))),
-        tokens_PS=np.array([len(g.token_ids) for g in generations]).reshape(shape),
-        truncated_PS=np.array([g.finish_reason == "length" for g in generations]).reshape(shape),
-        tags_P=tuple(p.tags for p in problems),
+        rewards_PS=np.array([known.get(verdict, 0.0) for verdict in columns["verdict"]]).reshape(-1, samples),
+        answers_PS=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
+        tokens_PS=np.array(columns["tokens"]).reshape(-1, samples),
+        truncated_PS=np.array(columns["truncated"]).reshape(-1, samples),
+        tags_P=tuple(json.loads(tags) for tags in columns["tags"][::samples]),
     )
 
 

@@ -12,11 +12,14 @@ BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 
 # The paper's appendix: 8192 tokens everywhere, best of 30 on AIME 2025, one greedy answer elsewhere.
 _PAPER_TOKENS = 8192
-_PAPER_SAMPLING: dict[str, dict[str, Any]] = {"aime2025": {"samples": 30, "temperature": 1.0}}
+_OF_PRESETS: dict[str, dict[str, Any]] = {
+    "aime2025": {"samples": 30, "temperature": 1.0},
+    "minerva_math": {"tolerance": 0.01},  # physics rounded to a few digits: 1 %, as graders of this benchmark take it
+}
 
 
 class BenchmarkConfig(StrictConfig):
-    """One benchmark. A preset brings the paper's samples, temperature and max_tokens; whatever is written here wins."""
+    """One benchmark. A preset brings samples, temperature, max_tokens and tolerance; whatever is written here wins."""
 
     name: BenchmarkName = Field(description="Names the benchmark in tables and metrics; a preset's name unless given.")
     problems: ProblemsConfig = Field(description="The problems: a preset by name, a dataset, or held-out arithmetic.")
@@ -29,6 +32,12 @@ class BenchmarkConfig(StrictConfig):
     )
     max_tokens: PositiveInt = Field(
         default=_PAPER_TOKENS, description="Longest answer in tokens; longer ones are cut and counted."
+    )
+    tolerance: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Relative tolerance of decimals in answers. Empty: as verify.tolerance says.",
     )
     ks: tuple[PositiveInt, ...] = Field(default=(), description="k of pass@k, best@k and maj@k. Empty: 1 and samples.")
     every: PositiveInt | None = Field(
@@ -48,7 +57,7 @@ class BenchmarkConfig(StrictConfig):
         if not isinstance(raw, dict):
             return raw
         preset = _preset_name(raw.get("problems"))
-        return raw if preset is None else {"name": preset, **_PAPER_SAMPLING.get(preset, {}), **raw}
+        return raw if preset is None else {"name": preset, **_OF_PRESETS.get(preset, {}), **raw}
 
     @model_validator(mode="after")
     def _sampling_makes_sense(self) -> Self:

@@ -14,7 +14,7 @@ _POWER = re.compile(r"\^\s*(\{|\(|-?[\d.]+)")
 _FACTORIAL = re.compile(r"(\d{5,}|[!)}\]])\s*!")
 _HUGE_CHOICE = re.compile(r"\\binom\s*\{[^{}]*\d{6,}|\d{6,}\s*\\choose")
 _LONG_LOOP = re.compile(r"\\(?:sum|prod)[^A-Za-z].{0,60}?(?:\d{6,}|10\s*\^)")
-_CHAINED = re.compile(r"\d\s*\^\s*\{?\d+\}?\s*\^")
+_CHAINED = re.compile(r"\d\s*\^\s*(?:\{\d+\}|\d+)\s*\^")
 _LONG_EXPONENT = re.compile(rf"\d{{{MAX_EXPONENT_DIGITS + 1},}}")
 _NUMERIC_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*\)*\^\s*[{(]*\s*(\d+)")
 
@@ -72,6 +72,8 @@ def _exponents(text: str) -> str:
         exponent = _group(text, match.end() - 1) if match[1] in "{(" else match[1]
         if _LONG_EXPONENT.search(exponent):
             return f"an exponent of more than {MAX_EXPONENT_DIGITS} digits"
+        if exponent.count("^") > 1 and not re.search("[A-Za-z]", exponent):
+            return "a tower of powers"
         for base, power in _NUMERIC_POWER.findall(exponent):
             if (float(base) > 1 and len(power) > 3) or _tower(float(base), int(power[:4])) > MAX_TOWER:
                 return "a tower of powers"

@@ -115,8 +115,7 @@ class BuiltinEngine:
                 sampled = scheduler.run()
         finally:
             loaded.decoder.reset()
-        texts = _texts(agent, strings, sampled)
-        return [_generation(*row) for row in zip(requests, sampled, texts, strict=True)]
+        return [_generation(r, s, strings.text(s.token_ids)) for r, s in zip(requests, sampled, strict=True)]
 
     def _check(self, agent: Agent, requests: Sequence[GenerationRequest], params: SamplingParams) -> None:
         where = f"agent {agent.checkpoint}"
@@ -160,14 +159,6 @@ def _logits_alone(agent: Agent, token_ids: Sequence[int]) -> Tensor:
     ids = torch.tensor([list(token_ids)], device=agent.device)
     logits: Tensor = agent.model(input_ids=ids, use_cache=False).logits[:, -1]
     return logits
-
-
-def _texts(agent: Agent, strings: StopStrings, sampled: Sequence[Sampled]) -> list[str]:
-    if strings:
-        return [strings.text(s.token_ids) for s in sampled]
-    ids = [s.token_ids for s in sampled]
-    texts: list[str] = agent.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return texts
 
 
 def _generation(request: GenerationRequest, sampled: Sampled, text: str) -> Generation:

@@ -7,6 +7,8 @@ learner trained on them also learns to write the end; the text is what the verif
 from collections.abc import Sequence
 from typing import Any
 
+from hacrl_core.rendering import decode_response
+
 
 class StopStrings:
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -19,17 +21,13 @@ class StopStrings:
     def __bool__(self) -> bool:
         return bool(self._strings)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
     def completed(self, token_ids: Sequence[int]) -> bool:
         """Whether a stop string is within the last tokens; called after every token, so earlier ones were checked."""
-        tail = self.decode(token_ids[-self._window :])
+        tail = decode_response(self._tokenizer, token_ids[-self._window :])
         return any(s in tail for s in self._strings)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The response as read by others: without special tokens, up to the first stop string."""
-        text = self.decode(token_ids)
+        """The response as read by others: without special tokens and torn characters, up to the first stop string."""
+        text = decode_response(self._tokenizer, token_ids)
         cuts = [at for s in self._strings if (at := text.find(s)) >= 0]
         return text[: min(cuts)] if cuts else text

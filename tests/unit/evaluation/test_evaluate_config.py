@@ -21,6 +21,13 @@ def test_presets_bring_the_papers_values():
     assert aime.reported_ks == (1, 30)
 
 
+def test_minerva_forgives_rounding_and_nothing_else_does():
+    config = _config(benchmarks=SEVEN)
+    assert {b.name: b.tolerance for b in config.benchmarks if b.tolerance is not None} == {"minerva_math": 0.01}
+    strict = _config(benchmarks={"problems": "minerva_math", "tolerance": 0}).benchmarks[0]
+    assert strict.tolerance == 0
+
+
 def test_what_is_written_wins():
     benchmark = _config(benchmarks={"problems": "aime2025", "name": "aime", "samples": 4, "max_tokens": 64}).benchmarks[
         0

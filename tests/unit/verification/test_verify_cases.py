@@ -17,6 +17,11 @@ DISAGREEMENTS = {
     "v0363", "v0368", "v0402", "v0405", "v0407", "v0408",
 }  # fmt: skip
 
+#: Wrong answers that plain math-verify with its defaults accepts, all of them, read the same way (it agrees with 408 of the 448).
+PLAIN_FALSE_POSITIVES = {
+    "v0031", "v0032", "v0299", "v0306", "v0346", "v0347", "v0418", "v0421", "v0443", "v0444", "v0445",
+}  # fmt: skip
+
 
 def load(name: str) -> list[dict[str, Any]]:
     path = DATA / f"{name}.jsonl"
@@ -38,26 +43,20 @@ def test_labelled_cases() -> None:
     false_positives = sum(correct and not case["expected"] for case, correct in zip(cases, found, strict=True))
     assert wrong <= DISAGREEMENTS, wrong - DISAGREEMENTS
     assert len(cases) - len(wrong) >= 425
-    assert false_positives < 11  # plain math-verify: 408 agree, 11 false positives, read the same way
+    assert false_positives < len(PLAIN_FALSE_POSITIVES)
     assert not any(verdict.verdict == "error" for verdict in verdicts)
 
 
-@pytest.mark.slow
 def test_plain_math_verify_has_more_false_positives() -> None:
-    """The cases that plain math-verify accepts wrongly, compared by it here and now."""
+    """Plain math-verify here and now: it still accepts the wrong answers that it is said to accept, we fewer of them."""
     from math_verify import parse, verify
 
-    cases = [
-        case
-        for case in load("verifier_cases")
-        if not case["expected"] and case["category"] not in ("huge_exponent", "slow_sympy")
-    ]
-    accepted = 0
+    cases = [case for case in load("verifier_cases") if case["id"] in PLAIN_FALSE_POSITIVES]
     for case in cases:
         gold = case["gold"] if case["form"] == "raw" else f"\\boxed{{{case['gold']}}}"
-        accepted += bool(verify(parse(gold), parse(box(case))))
+        assert verify(parse(gold), parse(box(case))) != case["expected"], case["id"]
     ours = verify_batch([box(case) for case in cases], [case["gold"] for case in cases])
-    assert sum(verdict.verdict == "correct" for verdict in ours) < accepted
+    assert sum(verdict.verdict == "correct" for verdict in ours) < len(cases) == 11
 
 
 @pytest.mark.parametrize("name", ["gsm8k_test", "math_train", "math500", "olympiadbench_en_text", "minerva_math"])
