@@ -98,6 +98,7 @@ class Calls:
         if not (objective.kl_coefficient > 0 or (objective.measure_kl and iteration > 0)):
             return None
         slice_ = self._score_slice(learner, [learner], iteration)
+        slice_["is_reference"] = True
         slice_["most"] = None if objective.kl_coefficient > 0 else KL_RESPONSES
         inputs = {"agent": origin, "prompts": prompts, f"rollouts/{learner}": rollouts}
         return Planned("score", slice_, inputs, None, learner, iteration, "reference")

@@ -40,7 +40,7 @@ class Display:
         self._rows = {agent: _AgentRow() for agent in config.agents}
         self._iteration = 0
         self._begun = time.monotonic()
-        self._first: tuple[int, float] | None = None  # where the first iteration that really ran began
+        self._first: tuple[int, float] | None = None  # the first iteration that really ran, and when it was done
         self._ran = self._cached = 0
         self._told: set[str] = set()
         self._lock = threading.Lock()
@@ -80,8 +80,6 @@ class Display:
         if call.agent in self._rows:
             row = self._rows[call.agent]
             row.doing, row.done, row.total, row.note = call.stage, 0, 0, ""
-        if self._first is None and call.iteration is not None and call.stage != "evaluate":
-            self._first = (call.iteration, time.monotonic())
         own = [reason for reason in why if not reason.startswith("inputs.")]
         if own:  # what follows from changed inputs need not be said again and again
             self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
@@ -113,6 +111,8 @@ class Display:
 
     def _iteration_done(self, iteration: int) -> None:
         self._iteration = iteration + 1
+        if self._first is None and self._ran > 0:
+            self._first = (self._iteration, time.monotonic())
         if self._live is None and self._first is not None:
             rewards = "  ".join(f"{a} {r.rewards[-1]:.2f}" for a, r in self._rows.items() if r.rewards)
             self.say(f"iteration {self._iteration:>3}/{self._config.iterations}  reward {rewards}  {self._left()}")

@@ -311,6 +311,7 @@ def _progress(console: Console, doing: str) -> Iterator[Callable[[int, int, str]
 def _prepare_torch() -> None:
     """Nothing else computes here, so torch gets every core, unless the user says how many."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; ours says what goes on
     import torch
     import transformers
 

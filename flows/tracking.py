@@ -72,7 +72,8 @@ class Projection:
         at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
         step = step if entry.stage == "evaluate" else step + 1
-        values = {**manifest.metrics, f"time/{entry.stage}_seconds": manifest.provenance.seconds}
+        clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
+        values = {**manifest.metrics, clock: manifest.provenance.seconds}
         for name, value in values.items():
             yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
         headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)

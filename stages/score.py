@@ -20,6 +20,7 @@ class ScoreSlice(StrictConfig):
     iteration: NonNegativeInt
     score: ScoreConfig
     max_tokens: int  # the learner's limit on a response
+    is_reference: bool = False  # under the learner's first version, for KL; not the policy that sampled
     most: int | None = None  # score only so many responses, evenly spaced: enough for a diagnostic
     mismatch_warning: float = 0.02
     chat_template: str | None = None
@@ -61,7 +62,7 @@ def run(
     columns["logprobs"] = logprobs
     columns["mean_logprob"] = [float(np.mean(values, dtype=np.float64)) for values in logprobs]
     out.write(SCORES, columns)
-    metrics = _metrics(rows, scorable, columns, logprobs, len(distinct))
+    metrics = _metrics(config, rows, scorable, columns, logprobs, len(distinct))
     if metrics.get("score/sampling_mismatch_mean", 0.0) > config.mismatch_warning:
         context.warn(
             f"score {config.learner} #{config.iteration}: sampling and scoring log-probs differ by "
@@ -105,12 +106,22 @@ def _rows_of(
 
 
 def _metrics(
-    rows: list[Any], scorable: list[Any], columns: dict[str, list[Any]], logprobs: list[Any], distinct: int
+    config: ScoreSlice,
+    rows: list[Any],
+    scorable: list[Any],
+    columns: dict[str, list[Any]],
+    logprobs: list[Any],
+    distinct: int,
 ) -> Metrics:
+    if config.is_reference:
+        return {
+            "reference/responses": float(len(scorable)),
+            "reference/own_mean_logprob": float(np.mean(columns["mean_logprob"])),
+        }
     own = [i for i, row in enumerate(scorable) if row["is_own"]]
     metrics = {
         "score/responses": float(len(rows)),
-        "score/unscorable": float(sum(not row["token_ids"] for row in rows)),
+        "score/unscorable": float(len(rows) - len(scorable)),
         "score/distinct_share": distinct / max(len(scorable), 1),
         "score/truncated_share": float(np.mean(columns["truncated"])) if scorable else 0.0,
     }

@@ -58,14 +58,15 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     from hacrl_core.engines.agents import load_agent
+    from hacrl_core.engines.checkpoints import has_optimizer
     from hacrl_core.engines.trainer import Trainer
     from hacrl_core.engines.warm import warm_tokenizer
 
     rows = _rows(inputs, config)
     tokenizer, _ = warm_tokenizer(context.warm, inputs["agent"].path)
     agent = load_agent(inputs["agent"].path, device=context.device, tokenizer=tokenizer)
-    resumes = (inputs["agent"].path / "optimizer.safetensors").exists()
-    trainer = Trainer(agent, config.update, optimizer_state=inputs["agent"].path if resumes else None, seed=seed or 0)
+    resumes = inputs["agent"].path if has_optimizer(inputs["agent"].path) else None
+    trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed or 0)
     learner = _Learner(trainer, config, seed or 0)
     metrics = learner.learn(rows, context)
     trainer.save(out.path)

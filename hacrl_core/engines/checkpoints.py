@@ -12,7 +12,9 @@ from torch import Tensor
 from hacrl_core.engines.agents import Agent
 from hacrl_core.errors import EngineError
 
-_TENSORS, _COUNTS, _FORMAT = "optimizer.safetensors", "optimizer.json", "hacrl-adamw/1"
+# In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
+TRAINING = "training"
+_TENSORS, _COUNTS, _FORMAT = f"{TRAINING}/optimizer.safetensors", f"{TRAINING}/optimizer.json", "hacrl-adamw/1"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -28,8 +30,14 @@ def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[s
         state = optimizer.state.get(parameter, {})
         for moment in _MOMENTS:
             tensors[f"{moment}/{name}"] = state[moment].contiguous() if state else torch.zeros_like(parameter)
+    (folder / TRAINING).mkdir(exist_ok=True)
     save_file(tensors, folder / _TENSORS)
     (folder / _COUNTS).write_text(json.dumps({"format": _FORMAT, "updates": updates}, sort_keys=True) + "\n")
+
+
+def has_optimizer(folder: Path) -> bool:
+    """Whether training goes on from this checkpoint, or starts at it."""
+    return (folder / _TENSORS).exists()
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str]) -> int:

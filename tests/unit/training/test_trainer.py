@@ -221,7 +221,7 @@ def test_a_foreign_or_damaged_optimizer_state_is_refused(tmp_path):
         Trainer(tiny_agent("gpt2"), config(), optimizer_state=tmp_path)
     with pytest.raises(EngineError, match="another shape"):
         Trainer(_wider(), config(), optimizer_state=tmp_path)
-    (tmp_path / "optimizer.safetensors").write_bytes(b"torn")
+    (tmp_path / "training" / "optimizer.safetensors").write_bytes(b"torn")
     with pytest.raises(EngineError, match="cannot be read"):
         Trainer(tiny_agent(), config(), optimizer_state=tmp_path)
 
