@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flows.evaluating import Evaluation
 from hacrl_core.contracts.tables import EVALUATION, read_table
@@ -16,7 +17,8 @@ Metrics = Mapping[str, float]
 
 def show_evaluations(console: Console, agent: str, results: list[Evaluation]) -> None:
     outcomes = [outcomes_of(read_table(r.table, EVALUATION).to_pydict(), r.benchmark.samples) for r in results]
-    console.print(_overview(agent, results, outcomes))
+    console.print(Text(agent, style="bold"), soft_wrap=True)
+    console.print(_overview(results, outcomes))
     for result, found in zip(results, outcomes, strict=True):
         for tag, values in by_tag(found, (1,)).items():
             if _tells(values, len(found.tags_P)):
@@ -30,12 +32,12 @@ def show_evaluations(console: Console, agent: str, results: list[Evaluation]) ->
         )
 
 
-def _overview(agent: str, results: list[Evaluation], outcomes: list[Outcomes]) -> Table:
+def _overview(results: list[Evaluation], outcomes: list[Outcomes]) -> Table:
     ks = sorted({k for result in results for k in result.benchmark.reported_ks if k > 1})
     many = [f"{kind}@{k}" for k in ks for kind in ("pass", "best", "maj")]
     found = [summarise(o, r.benchmark.reported_ks) for r, o in zip(results, outcomes, strict=True)]
     unverified = any(metrics["unverified_share"] for metrics in found)
-    table = _table(agent, "benchmark", "problems", "samples", "accuracy", "95 % interval", *many, "tokens", "cut off")
+    table = _table(None, "benchmark", "problems", "samples", "accuracy", "95 % interval", *many, "tokens", "cut off")
     if unverified:
         table.add_column("not verified", justify="right")
     for result, metrics in zip(results, found, strict=True):
@@ -63,7 +65,7 @@ def _tells(values: Mapping[str, Metrics], problems: int) -> bool:
     return 1 < len(values) <= min(MOST_TAG_VALUES, problems // 2)
 
 
-def _table(title: str, first: str, *others: str) -> Table:
+def _table(title: str | None, first: str, *others: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(first)
     for other in others:

@@ -88,7 +88,7 @@ def _hub_rows(config: DatasetProblems, columns: Sequence[str]) -> list[Row]:
     import datasets  # several seconds; only those who read from the hub pay
 
     name = "/".join(filter(None, [config.hub, config.subset])) + f" ({config.split})"
-    with _cache_only_without_network() as offline:
+    with cache_only_without_network() as offline:
         try:
             found = datasets.load_dataset(config.hub, config.subset, split=config.split, revision=config.revision)
         except (OSError, ValueError) as problem:  # ConnectionError, DatasetNotFoundError; an unknown subset or split
@@ -122,7 +122,7 @@ def _need_revision(name: str, config: DatasetProblems, offline: bool, files: Seq
 
 
 @contextmanager
-def _cache_only_without_network() -> Iterator[bool]:
+def cache_only_without_network() -> Iterator[bool]:
     """Yield whether the hub is out of reach; if so, the libraries look only at their cache, instead of retrying for long."""
     import datasets
     from huggingface_hub import constants
