@@ -176,7 +176,11 @@ def test_workers_survive_the_thread_that_started_them_and_a_killed_nursery_is_re
     first = pool._pool.process.pid
     assert verify_batch(["b"], ["b"], config)[0].reward == 1
     assert pool._pool.process.pid == first
+    pids = [first, *(worker.pid for worker in pool._pool.workers)]
     os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:  # until then a worker may still answer
+        time.sleep(0.01)
     assert verify_batch(["c"], ["c"], config)[0].reward == 1
     assert pool._pool.process.pid != first
 
