@@ -117,7 +117,7 @@ def _summary(session: Session, begun: float, *, track: bool = True) -> Summary:
     if track:
         with tracking(session) as tracker:
             if tracker is not None:
-                tracker.log(session.record.entries())
+                tracker.replay(session.record.entries())
     uri = tracking_uri(session.config, session.home) if session.config.tracking.enabled else None
     entries = session.record.entries()
     return Summary(session.config, session.home, entries, 0, len(entries), time.monotonic() - begun, picture, uri)

@@ -33,13 +33,20 @@ def warm_tokenizer(warm: Warm, checkpoint: Path) -> tuple[Any, str]:
 
 
 def warm_agent(
-    warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, dtype: torch.dtype = torch.float32
+    warm: Warm,
+    checkpoint: Path,
+    policy_digest: str,
+    *,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    slot: str = "agent",
 ) -> Agent:
+    """The agent of these weights. Each slot keeps one: the newest version, and where memory is no concern the first one, for KL."""
     wanted = (policy_digest, device, dtype)
-    kept = warm.get("agent")
+    kept = warm.get(slot)
     if kept is None or kept[0] != wanted:
-        warm.pop("agent", None)  # let go of the old weights before the new ones come in
-        kept = warm["agent"] = (
+        warm.pop(slot, None)  # let go of the old weights before the new ones come in
+        kept = warm[slot] = (
             wanted,
             load_agent(checkpoint, dtype=dtype, device=device, tokenizer=warm_tokenizer(warm, checkpoint)[0]),
         )
