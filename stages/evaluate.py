@@ -138,4 +138,4 @@ def _metrics(benchmark: BenchmarkConfig, outcomes: Outcomes) -> Metrics:
     return {f"evaluate/{benchmark.name}/{name}": value for name, value in found.items()}
 
 
-STAGE = Stage("evaluate", 1, EvaluateSlice, run)
+STAGE = Stage("evaluate", 2, EvaluateSlice, run)
