@@ -68,7 +68,9 @@ def stage_spans(store: Store, entries: list) -> tuple[list[tuple[float, float]],
     """When stages of the iterations ran (first versions and evaluations left out), in seconds since the epoch."""
     spans, by_stage, iterations = [], defaultdict(float), set()
     for entry in entries:
-        first_prompts = entry.stage == "sample" and entry.iteration == 0  # drawn while the first versions are still made
+        first_prompts = (
+            entry.stage == "sample" and entry.iteration == 0
+        )  # drawn while the first versions are still made
         if entry.iteration is None or first_prompts or (entry.stage == "evaluate" and entry.iteration == 0):
             continue
         provenance = store.manifest(entry.stage, entry.key).provenance

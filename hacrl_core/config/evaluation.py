@@ -14,7 +14,7 @@ BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 _PAPER_TOKENS = 8192
 _OF_PRESETS: dict[str, dict[str, Any]] = {
     "aime2025": {"samples": 30, "temperature": 1.0},
-    "minerva_math": {"tolerance": 0.01},  # physics rounded to a few digits: 1 %, as graders of this benchmark take it
+    "minerva_math": {"tolerance": 0.01},  # physics rounded to a few digits; 1 % is our choice
 }
 
 

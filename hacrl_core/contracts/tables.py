@@ -60,7 +60,9 @@ ROLLOUTS = TableSchema(
 VERDICTS = TableSchema(
     "verdicts",
     1,
-    _fields(rollout_id=_text, prompt_id=_text, reward=pa.float64(), verdict=_text, extracted_answer=_text, verifier=_text),
+    _fields(
+        rollout_id=_text, prompt_id=_text, reward=pa.float64(), verdict=_text, extracted_answer=_text, verifier=_text
+    ),
     ("rollout_id",),
 )
 # How long each verdict took is measured, not computed: a table of its own, outside the content digest.
@@ -127,12 +129,16 @@ def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[
     """Check and write one table; return its number of rows. Nothing is written when a check fails."""
     if set(columns) != set(schema.fields.names):
         odd = sorted(set(columns) ^ set(schema.fields.names))
-        raise ContractError(f"{schema.tag} {path.name}: columns {odd} are missing or unknown; give exactly {schema.fields.names}")
+        raise ContractError(
+            f"{schema.tag} {path.name}: columns {odd} are missing or unknown; give exactly {schema.fields.names}"
+        )
     arrays = [pa.array(columns[f.name], type=f.type) for f in schema.fields]
     table = pa.Table.from_arrays(arrays, schema=schema.fields.with_metadata({_SCHEMA_KEY: schema.tag.encode()}))
     _check(table, schema, path)
     splits = [f.name for f in schema.fields if f.type == _floats or f.type == pa.float64()]
-    dictionaries = [f.name for f in schema.fields if f.name.endswith("_id") or f.name in ("sampler", "verdict", "verifier")]
+    dictionaries = [
+        f.name for f in schema.fields if f.name.endswith("_id") or f.name in ("sampler", "verdict", "verifier")
+    ]
     pq.write_table(
         table,
         path,
@@ -149,7 +155,9 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
     try:
         table = pq.read_table(path, memory_map=False)
     except (OSError, pa.ArrowInvalid) as problem:
-        raise ContractError(f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again") from problem
+        raise ContractError(
+            f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again"
+        ) from problem
     tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     if tag != schema.tag:
         raise ContractError(
@@ -166,12 +174,16 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
     for field in schema.fields:
         column = table.column(field.name)
         if column.null_count:
-            raise ContractError(f"{schema.tag} {path.name}: {column.null_count} nulls in {field.name}; every row needs a value")
+            raise ContractError(
+                f"{schema.tag} {path.name}: {column.null_count} nulls in {field.name}; every row needs a value"
+            )
         values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
         if pa.types.is_floating(values.type):
             bad = len(values) - (pc.sum(pc.is_finite(values)).as_py() or 0)
             if bad:
-                raise ContractError(f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite; nothing was written")
+                raise ContractError(
+                    f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite; nothing was written"
+                )
     distinct = table.select(schema.unique).group_by(list(schema.unique)).aggregate([]).num_rows
     if distinct != table.num_rows:
         raise ContractError(
@@ -181,4 +193,6 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
         unequal = pc.not_equal(pc.list_value_length(table.column(left)), pc.list_value_length(table.column(right)))
         bad = pc.sum(unequal).as_py() or 0
         if bad:
-            raise ContractError(f"{schema.tag} {path.name}: {bad} rows have len({left}) != len({right}); nothing was written")
+            raise ContractError(
+                f"{schema.tag} {path.name}: {bad} rows have len({left}) != len({right}); nothing was written"
+            )

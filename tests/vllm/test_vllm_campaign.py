@@ -1,5 +1,7 @@
 """A whole campaign with vLLM as the engine: tiny agents, three iterations, one warm worker per agent."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,10 @@ class PerAgent:
 
 def test_a_campaign_of_three_iterations_on_vllm(vllm_config, tmp_path):
     generate = {**TINY["generate"], "engine": {**vllm_config.model_dump(mode="json"), "dtype": "float32"}}
-    config = tiny(generate=generate, iterations=3)
+    agents = copy.deepcopy(TINY["agents"])
+    for agent in agents.values():  # vLLM's CPU attention knows head sizes from 32 on
+        agent["warmstart"]["model"].update(hidden_size=64, heads=2, kv_heads=1)
+    config = tiny(generate=generate, agents=agents, iterations=3)
     runner = PerAgent(Store(tmp_path))
     try:
         run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)

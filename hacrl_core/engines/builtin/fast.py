@@ -5,10 +5,13 @@ copied at every step; queries, keys and values are one matrix product; grouped h
 per-module bookkeeping, which costs a tiny model more than its arithmetic, is gone.
 
 A row's position ``t`` is stored at index ``t`` of its slot, so rows of any length sit side by side without padding.
+Slots are as long as the longest row, rounded up, and attention reads them whole, unwritten positions masked: on a CPU one
+unbroken pass over the keys takes half the time of many short ones, which is worth moving the slots apart now and then.
 The step is checked against the model's own forward when it is built (``build_fast_decoder``).
 """
 
 import logging
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +24,8 @@ from hacrl_core.engines.builtin.weights import DecoderWeights, decoder_weights
 
 logger = logging.getLogger(__name__)
 
-LENGTH_STEP = 32  # the cache grows by at least this many positions
+LENGTH_STEP = 16  # slots grow by this many positions, or an eighth of their length if that is more
+KEPT_BYTES = 1 << 28
 MIN_ROWS = 4  # below, matrix products take another kernel and round differently
 
 
@@ -31,15 +35,26 @@ class FastDecoder:
     def __init__(self, model: PreTrainedModel, weights: DecoderWeights, pad_token_id: int) -> None:
         self.model, self.weights, self.pad_token_id = model, weights, pad_token_id
         self.device, self.dtype = weights.embedding_VH.device, weights.embedding_VH.dtype
+        self._storage = self._no_storage()
         self.reset()
 
     def reset(self) -> None:
-        w = self.weights
+        """Drop all rows. Main memory is kept for the next call: the system takes longer to hand it out than to fill it."""
         self._rows = 0
-        # [layer, key or value, slot, head, position, channel]
-        self._cache = torch.zeros((w.layers, 2, 0, w.kv_heads, 0, w.head_dim), device=self.device, dtype=self.dtype)
+        if self.device.type != "cpu" or self._storage.numel() * self._storage.element_size() > KEPT_BYTES:
+            self._storage = self._no_storage()
+        self._cache = self._shaped(0, 0)
         self._lengths: list[int] = []
         self._lengths_B = torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def _no_storage(self) -> Tensor:
+        return torch.zeros(0, device=self.device, dtype=self.dtype)
+
+    def _shaped(self, rows: int, length: int) -> Tensor:
+        """The storage's beginning as [layer, key or value, slot, head, position, channel]."""
+        w = self.weights
+        shape = (w.layers, 2, rows, w.kv_heads, length, w.head_dim)
+        return self._storage[: math.prod(shape)].view(shape)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
@@ -82,8 +97,7 @@ class FastDecoder:
         if live < MIN_ROWS:
             tokens_B = F.pad(tokens_B, (0, MIN_ROWS - live), value=self.pad_token_id)
             lengths_B = F.pad(lengths_B, (0, MIN_ROWS - live))
-        width = min(_round_up(max(self._lengths) + 1, 8), self._cache.shape[4])
-        logits_BV = decode_step(self.weights, self._cache, tokens_B, lengths_B, width)
+        logits_BV = decode_step(self.weights, self._cache, tokens_B, lengths_B)
         self._lengths = [length + 1 for length in self._lengths]
         self._lengths_B = self._lengths_B + 1
         return logits_BV[:live]
@@ -93,21 +107,43 @@ class FastDecoder:
         self._lengths_B = torch.tensor(lengths, dtype=torch.long, device=self.device)
 
     def _reserve(self, rows: int, length: int) -> None:
-        """Grow the cache in generous steps: its final length is only known when the longest response ends."""
-        layers, two, have_rows, heads, have_length, channels = self._cache.shape
+        """Make slots for so many rows of this length; what they hold stays, in slots that are moved apart."""
+        have_rows, have_length = self._cache.shape[2], self._cache.shape[4]
         if rows <= have_rows and length <= have_length:
             return
         if length > have_length:
-            length = _round_up(max(length, have_length + have_length // 2), LENGTH_STEP)
-        shape = (layers, two, max(rows, have_rows), heads, max(length, have_length), channels)
-        grown = torch.zeros(shape, device=self.device, dtype=self.dtype)
-        grown[:, :, :have_rows, :, :have_length] = self._cache
-        self._cache = grown
+            length = _round_up(max(length, have_length + have_length // 8), LENGTH_STEP)
+        rows, length, old = max(rows, have_rows), max(length, have_length), self._cache
+        w = self.weights
+        size = w.layers * 2 * rows * w.kv_heads * length * w.head_dim
+        if size <= self._storage.numel() and rows == have_rows:
+            _move_apart(self._storage, old.shape[:4].numel(), have_length * w.head_dim, length * w.head_dim)
+            self._cache = self._shaped(rows, length)
+            return
+        if size > self._storage.numel() or old.numel():
+            # Zeros, not whatever was in memory: masked positions weigh nothing, but nothing times NaN is NaN.
+            spare = min(size // 2, KEPT_BYTES // self._storage.element_size())
+            self._storage = torch.zeros(size + spare, device=self.device, dtype=self.dtype)
+        self._cache = self._shaped(rows, length)
+        self._cache[:, :, :have_rows, :, :have_length] = old
 
 
-def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: Tensor, width: int) -> Tensor:
+def _move_apart(storage: Tensor, rows: int, old: int, new: int) -> None:
+    """Rows of ``old`` numbers become rows of ``new`` in place: the last first, in blocks that end before their target."""
+    end = rows
+    while end > 1:
+        start = -(-end * old // new)
+        source = storage[start * old : end * old]
+        if start == end:  # a single row overlaps its own target
+            start = end - 1
+            source = storage[start * old : end * old].clone()
+        storage[start * new : end * new].view(-1, new)[:, :old] = source.view(-1, old)
+        end = start
+
+
+def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: Tensor) -> Tensor:
     """One token per row through all layers: writes its keys and values at ``lengths_B``, returns the next logits_BV."""
-    batch, groups, half = tokens_B.shape[0], w.heads // w.kv_heads, w.head_dim // 2
+    batch, width, groups, half = len(tokens_B), cache.shape[4], w.heads // w.kv_heads, w.head_dim // 2
     turning = w.heads + w.kv_heads  # queries and keys are rotated, values are not
     x_BH = w.embedding_VH[tokens_B]
     cos_B1D, sin_B1D = w.cos_TD[lengths_B, None], w.sin_TD[lengths_B, None]
@@ -121,7 +157,7 @@ def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: T
         swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
         torch.addcmul(qk * cos_B1D, swapped, sin_B1D, out=qkv[:, :turning])
         states.view(-1, w.head_dim).index_copy_(0, places, qkv[:, w.heads :].reshape(-1, w.head_dim))
-        keys, values = states[:, :batch].flatten(1, 2)[:, :, :width].unbind()
+        keys, values = states[:, :batch].flatten(1, 2).unbind()
         queries = qkv[:, : w.heads].reshape(batch * w.kv_heads, groups, w.head_dim)
         scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=w.scale)
         mixed = torch.bmm(torch.softmax(scores, -1), values).view(batch, w.heads * w.head_dim)
