@@ -14,6 +14,7 @@ from hacrl_core.engines.agents import Agent, load_agent
 from hacrl_core.engines.builtin.decoder import Decoder
 from hacrl_core.engines.builtin.fast import build_fast_decoder
 from hacrl_core.engines.builtin.generic import GenericDecoder
+from hacrl_core.engines.builtin.reload import reload_agent
 from hacrl_core.engines.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.engines.builtin.stopping import StopStrings
 from hacrl_core.engines.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
@@ -70,9 +71,12 @@ class BuiltinEngine:
 
     def _load(self, checkpoint: Path, policy_digest: str) -> _Loaded:
         if self._loaded is None or self._loaded.policy_digest != policy_digest:
-            self._loaded = None  # before loading, so that two agents are never in memory at once
+            last, self._loaded = self._loaded, None  # an error on the way leaves no half-changed agent behind
             with self._out_of_memory_explained(checkpoint):
-                agent = load_agent(checkpoint, dtype=getattr(torch, self.config.dtype), device=self._device())
+                agent = None if last is None else reload_agent(last.agent, checkpoint)
+                last = None  # before loading, so that two agents are never in memory at once
+                if agent is None:
+                    agent = load_agent(checkpoint, dtype=getattr(torch, self.config.dtype), device=self._device())
                 self._loaded = _Loaded(policy_digest, agent, self._decoder(agent))
         return self._loaded
 

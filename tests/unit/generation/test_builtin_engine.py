@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.engines.agents import load_agent
 from hacrl_core.engines.builtin import BuiltinEngine
+from hacrl_core.engines.builtin.fast import _move_apart
+from hacrl_core.engines.checkpoints import save_model
 from hacrl_core.engines.protocols import Generation, GenerationRequest, SamplingParams
 from hacrl_core.errors import EngineError
 
@@ -164,6 +166,49 @@ def test_new_weights_are_loaded_when_the_digest_changes(checkpoint: Checkpoint, 
     flat = engine.generate(tmp_path, "two", requests, params)
     assert np.concatenate([g.policy_logprobs for g in flat]) == pytest.approx(-np.log(33), abs=1e-6)
     assert engine.generate(checkpoint("llama"), "one", requests, params) == first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_loaded_into_the_model_at_hand_give_what_a_new_engine_gives(
+    checkpoint: Checkpoint, tmp_path: Path, kind: str
+) -> None:
+    one, two, agent = tmp_path / "one", tmp_path / "two", load_agent(checkpoint(kind))
+    save_model(agent, one)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in agent.model.parameters():  # biases and norms too: the fast path keeps joined copies of them
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    save_model(agent, two)
+    engine, requests, params = BuiltinEngine(), requests_of(2, 4), SamplingParams(max_tokens=9)
+    before = engine.generate(one, "one", requests, params)
+    assert engine._loaded is not None
+    kept = engine._loaded.agent.model
+    after = engine.generate(two, "two", requests, params)
+    assert engine._loaded.agent.model is kept
+    assert engine._loaded.agent.checkpoint == two
+    assert after == run(two, requests, params) != before
+
+
+def test_another_architecture_is_not_loaded_into_the_model_at_hand(checkpoint: Checkpoint) -> None:
+    engine, requests, params = BuiltinEngine(), requests_of(2, 4), SamplingParams(max_tokens=9)
+    engine.generate(checkpoint("llama"), "one", requests, params)
+    assert engine.generate(checkpoint("qwen3"), "two", requests, params) == run(checkpoint("qwen3"), requests, params)
+
+
+@pytest.mark.parametrize(("rows", "old", "new"), [(1, 3, 5), (7, 4, 5), (64, 16, 18), (33, 8, 24)])
+def test_slots_are_moved_apart_in_place(rows: int, old: int, new: int) -> None:
+    wanted = torch.arange(float(rows * old)).view(rows, old)
+    storage = torch.zeros(rows * new + 3)
+    storage[: rows * old] = wanted.flatten()
+    _move_apart(storage, rows, old, new)
+    assert torch.equal(storage[: rows * new].view(rows, new)[:, :old], wanted)
+
+
+def test_memory_kept_from_a_call_does_not_reach_into_the_next(checkpoint: Checkpoint) -> None:
+    engine, short = BuiltinEngine(batch_size=16), SamplingParams(max_tokens=6)
+    first = engine.generate(checkpoint("qwen3"), "d", requests_of(4, 4), short)
+    engine.generate(checkpoint("qwen3"), "d", requests_of(8, 5, seed=3), SamplingParams(max_tokens=90))
+    assert engine.generate(checkpoint("qwen3"), "d", requests_of(4, 4), short) == first
 
 
 @pytest.mark.parametrize(
