@@ -38,6 +38,9 @@ vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is 
 test-vllm: vllm  ## Test the vLLM engine for real
 	@$(BIN)/pytest tests/vllm
 
+test-vllm-smoke: vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
+	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
+
 .venv/bench-ready: .venv/ready requirements-bench.lock
 	@$(UV) pip install --quiet -r requirements-bench.lock
 	@touch $@
@@ -65,4 +68,4 @@ lock: setup  ## Renew the pins in the lock files
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-quick vllm test-vllm bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
+.PHONY: help setup demo test test-quick vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean

@@ -9,6 +9,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
+from hacrl_core.verification.user import verifier_source
 
 KL_RESPONSES = 64  # enough to see a policy drift, cheap enough for every iteration
 
@@ -32,6 +33,7 @@ class Calls:
     def __init__(self, config: CampaignConfig, problems_digest: str) -> None:
         self.config, self._problems_digest = config, problems_digest
         self._digests: dict[str, str] = {}
+        self._verifier_source = verifier_source(config.verify.verifier)
 
     def origin(self, agent: str) -> Planned:
         """The agent's first version: taught from nothing, or an existing checkpoint taken in."""
@@ -50,9 +52,7 @@ class Calls:
         limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
         slice_ = {
             "max_prompt_tokens": limit,
-            "chat_templates": {a: settings.chat_template for a, settings in self.config.agents.items()}
-            if limit
-            else {},
+            "chat_templates": {a: self.config.agents[a].chat_template for a in origins} if limit else {},
             "problems": _json(self.config.problems),
             "content_digest": self._problems_digest,
             "iteration": iteration,
@@ -72,7 +72,7 @@ class Calls:
         return Planned("generate", slice_, inputs, self._seed("generate", agent, iteration), agent, iteration)
 
     def verify(self, agent: str, rollouts: Any, prompts: Any, iteration: int) -> Planned:
-        slice_ = {"verify": _json(self.config.verify)}
+        slice_ = {"verify": _json(self.config.verify), "verifier_source": self._verifier_source}
         return Planned("verify", slice_, {"rollouts": rollouts, "prompts": prompts}, None, agent, iteration)
 
     def credit(self, learner: str, verdicts: Mapping[str, Any], previous: Any, iteration: int) -> Planned:
@@ -95,7 +95,9 @@ class Calls:
     def reference(self, learner: str, origin: Any, rollouts: Any, prompts: Any, iteration: int) -> Planned | None:
         """Own responses under the learner's first version: all of them where KL is in the loss, a few where it is only watched."""
         objective = self.config.objective(learner)
-        if not (objective.kl_coefficient > 0 or (objective.measure_kl and iteration > 0)):
+        if not (
+            objective.kl_coefficient > 0 or (objective.measure_kl and iteration > self.config.agents[learner].joins)
+        ):
             return None
         slice_ = self._score_slice(learner, [learner], iteration)
         slice_["is_reference"] = True
@@ -136,6 +138,7 @@ class Calls:
             "content_digest": self._benchmark_digest(benchmark),
             "generate": _json(self.config.generate),
             "verify": _json(self.config.verify),
+            "verifier_source": self._verifier_source,
             "chat_template": self.config.agents[agent].chat_template,
         }
         return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)

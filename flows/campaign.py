@@ -51,8 +51,8 @@ def run_campaign(config: CampaignConfig, calls: Calls, run: Runner) -> State:
 def run_iteration(
     config: CampaignConfig, calls: Calls, run: Runner, state: State, origins: Handles, iteration: int
 ) -> State:
-    agents, now = list(config.agents), iteration
-    prompts = run.submit(calls.sample(origins, now))
+    agents, now = config.present(iteration), iteration
+    prompts = run.submit(calls.sample({a: origins[a] for a in agents}, now))
     rollouts = {a: run.submit(calls.generate(a, state.versions[a], prompts, now)) for a in agents}
     verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now)) for a in agents}
     heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}  # whom each learner learns from
@@ -61,7 +61,8 @@ def run_iteration(
         for a in agents
     }
     credit = {
-        a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, state.credit.get(a), now)) for a in agents
+        a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, previous_credit(config, state, a, now), now))
+        for a in agents
     }
     watched = {a: calls.reference(a, origins[a], rollouts[a], prompts, now) for a in agents}
     first = {a: run.submit(planned) for a, planned in watched.items() if planned is not None}
@@ -71,11 +72,21 @@ def run_iteration(
         )
         for a in agents
     }
-    return State(versions, credit)
+    return State({**state.versions, **versions}, {**state.credit, **credit})
+
+
+def previous_credit(config: CampaignConfig, state: State, learner: str, iteration: int) -> Handle | None:
+    """Where the capability history is: the learner's own last credit or, for one that has just joined, that of somebody who
+    was there and heard everyone."""
+    before = config.present(iteration - 1) if iteration else []
+    if learner in before:
+        return state.credit[learner]
+    return next((state.credit[a] for a in before if config.objective(a).share_rollouts), None)
 
 
 def evaluate(config: CampaignConfig, calls: Calls, run: Runner, state: State, iteration: int) -> None:
-    """Benchmarks that are due after ``iteration`` iterations; nothing waits for them."""
-    for benchmark in config.evaluate.due(iteration, config.iterations):
-        for agent, version in state.versions.items():
-            run.submit(calls.evaluate(agent, version, benchmark, iteration))
+    """Benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
+    for agent, settings in config.agents.items():
+        last = min(settings.leaves or config.iterations, config.iterations)
+        for benchmark in config.evaluate.due(iteration, last, settings.joins):
+            run.submit(calls.evaluate(agent, state.versions[agent], benchmark, iteration))

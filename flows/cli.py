@@ -8,11 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from flows.home import Home
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.errors import HacrlError
+
+# A user's own verifier lies beside the config; a console script does not look there by itself.
+sys.path.append(str(Path.cwd()))
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +53,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {_escape(str(problem))}", highlight=False)
             raise typer.Exit(problem.exit_code) from None
         except KeyboardInterrupt:
-            Console(stderr=True).print(
+            Console(stderr=True, soft_wrap=True).print(
                 "stopped; everything finished so far is saved. Run the same command again to go on."
             )
             raise typer.Exit(130) from None
@@ -172,7 +176,7 @@ def config_show(config: ConfigArgument, set_: SetOption = None) -> None:
 
 
 def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+    return escape(text)
 
 
 if __name__ == "__main__":

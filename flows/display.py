@@ -62,7 +62,7 @@ class Display:
             self._live = None
 
     def say(self, message: str) -> None:
-        self.console.print(message, highlight=False)
+        self.console.print(Text(message))
 
     def warn(self, message: str) -> None:
         with self._lock:

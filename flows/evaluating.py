@@ -13,6 +13,7 @@ from typing import get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flows.home import Home
 from flows.records import Entry, read_campaign, read_entries
@@ -20,6 +21,7 @@ from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import read_yaml, validate
@@ -28,6 +30,7 @@ from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
+from hacrl_core.verification.user import verifier_source
 from stages.runner import Outcome, lookup, run_stage
 from stages.spec import Context, StageCall
 
@@ -78,7 +81,7 @@ def evaluate_agent(
     agent: str, benchmarks: Sequence[str], changes: Changes, home: Home, console: Console
 ) -> tuple[str, list[Evaluation]]:
     """The agent's full name and its results, one for each benchmark; everything is checked before anything runs."""
-    store = Store(home.store, on_problem=lambda message: console.print(f"! {message}", style="yellow", highlight=False))
+    store = Store(home.store, on_problem=lambda message: console.print(Text(f"! {message}", style="yellow")))
     subject = find_agent(store, home, agent)
     chosen = [change(found, changes) for found in find_benchmarks(subject, benchmarks)]
     generate = _generate(subject.generate, changes)
@@ -94,6 +97,7 @@ def evaluate_agent(
                 "content_digest": digest,
                 "generate": generate.model_dump(mode="json"),
                 "verify": subject.verify.model_dump(mode="json"),
+                "verifier_source": verifier_source(subject.verify.verifier),
                 "chat_template": subject.chat_template,
             }
             seed = derive_seed(subject.seed, "evaluate")
@@ -134,7 +138,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     config = read_campaign(folder)
     if agent not in config.agents:
         raise ConfigError(f"agent {agent}: not in campaign {campaign}; its agents are {', '.join(config.agents)}")
-    versions = versions_of(store, read_entries(folder), agent, config.iterations)
+    versions = versions_of(store, read_entries(folder), agent, config)
     if not versions:
         raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
     if wanted and not (wanted.isdecimal() and int(wanted) < len(versions)):
@@ -155,7 +159,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     )
 
 
-def versions_of(store: Store, entries: Sequence[Entry], agent: str, iterations: int) -> list[Entry]:
+def versions_of(store: Store, entries: Sequence[Entry], agent: str, config: CampaignConfig) -> list[Entry]:
     """The agent's versions in order, the first one before any iteration.
 
     A campaign that was changed and not yet run to its end has records of the old settings behind the new ones; a version that was not
@@ -164,7 +168,8 @@ def versions_of(store: Store, entries: Sequence[Entry], agent: str, iterations: 
     own = [entry for entry in entries if entry.agent == agent]
     versions = [entry for entry in own if entry.stage in ORIGINS][-1:]
     updates = {entry.iteration: entry for entry in own if entry.stage == "update"}
-    for iteration in range(iterations):
+    settings = config.agents[agent]
+    for iteration in range(settings.joins, min(settings.leaves or config.iterations, config.iterations)):
         update = updates.get(iteration)
         if not versions or update is None or not _follows(store, versions[-1], update):
             break
@@ -260,7 +265,7 @@ def _generate(settings: GenerateConfig, changes: Changes) -> GenerateConfig:
 @contextmanager
 def _runner(store: Store, console: Console) -> Iterator[Callable[[StageCall, str], Outcome]]:
     """Runs stage calls here, with a bar; what is in the store is returned before torch is imported."""
-    context = Context(warn=lambda message: console.print(f"! {message}", style="yellow", highlight=False))
+    context = Context(warn=lambda message: console.print(Text(f"! {message}", style="yellow")))
     used = False
 
     def run(call: StageCall, title: str) -> Outcome:

@@ -43,19 +43,22 @@ def _execute(session: Session, tracker: Tracker | None) -> tuple[int, int]:
     runner = PrefectRunner(
         session.store, session.record, workers, config.runtime.retries, _tracked(observers, session, tracker)
     )
+    complete = False
     try:
         run_campaign(config, session.calls, runner)
         runner.finish()
+        complete = True
     except Exception as problem:
-        known = first_error(problem)
+        known = runner.first_failure() or first_error(problem)
         if known is not None and known is not problem:
             raise known from problem
         raise
     finally:
         for worker in workers.values():
-            worker.stop()
+            worker.stop(now=not complete)
     if tracker is not None:
         tracker.log(session.record.entries_since_last_call())
+        tracker.mark_complete(session.record.entries())
     return session.display.counts()
 
 

@@ -62,7 +62,7 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
         ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
     with open_session(config, home, console) as session:
         replay(session)
-        summary = _summary(session, begun, track=False)
+        summary = _summary(session, begun)
     return Summary(**{**vars(summary), "ran": ran, "cached": cached, "seconds": time.monotonic() - begun})
 
 
@@ -102,6 +102,9 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
     try:
         yield tracker
         status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
     finally:
         tracker.close(status)
 
@@ -112,12 +115,11 @@ def draw(session: Session) -> Path | None:
     return learning_curves(session.store, session.record.entries(), session.home.campaign(session.config.name))
 
 
-def _summary(session: Session, begun: float, *, track: bool = True) -> Summary:
+def _summary(session: Session, begun: float) -> Summary:
     picture = draw(session)
-    if track:
-        with tracking(session) as tracker:
-            if tracker is not None:
-                tracker.replay(session.record.entries())
+    with tracking(session) as tracker:
+        if tracker is not None:
+            tracker.replay(session.record.entries())
     uri = tracking_uri(session.config, session.home) if session.config.tracking.enabled else None
     entries = session.record.entries()
     return Summary(session.config, session.home, entries, 0, len(entries), time.monotonic() - begun, picture, uri)

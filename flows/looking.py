@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.display import sparkline
+from flows.evaluating import versions_of
 from flows.home import Home
 from flows.pictures import curves
 from flows.records import Entry, is_running, read_campaign, read_entries
 from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
-from hacrl_core.errors import ConfigError
+from hacrl_core.errors import ArtifactError, ConfigError
 
 _STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
 
@@ -56,8 +59,7 @@ def show_status(console: Console, home: Home) -> None:
 
 def _status_rows(store: Store, folder: Path) -> list[list[Any]]:
     config, entries = read_campaign(folder), read_entries(folder)
-    updates = [e.iteration for e in entries if e.stage == "update" and e.iteration is not None]
-    done = min(max(updates, default=-1) + 1, config.iterations)
+    done = _iterations_done(store, config, entries)
     state = (
         "[cyan]running[/cyan]"
         if is_running(folder)
@@ -65,14 +67,15 @@ def _status_rows(store: Store, folder: Path) -> list[list[Any]]:
         if done == config.iterations
         else "stopped"
     )
-    entries = [e for e in entries if e.iteration is None or e.iteration <= config.iterations]
+    # Beyond that lie entries of the iteration under way, and of settings that the campaign no longer has.
+    entries = [e for e in entries if e.iteration is None or e.iteration < done + (e.stage == "evaluate")]
     rewards, accuracies = curves(store, entries)
     touched = time.strftime("%Y-%m-%d %H:%M", time.localtime(os.path.getmtime(_last_touched(folder))))
     rows = []
     for number, agent in enumerate(config.agents):
         points = [value for _, value in sorted(rewards.get(agent, {}).items())]
         accuracy = next((found[max(found)] for (who, _), found in accuracies.items() if who == agent), None)
-        spent = [store.manifest(e.stage, e.key).metrics for e in entries if e.stage == "generate" and e.agent == agent]
+        spent = list(_metrics(store, [e for e in entries if e.stage == "generate" and e.agent == agent]))
         head = [config.name, state, f"{done}/{config.iterations}"] if number == 0 else ["", "", ""]
         rows.append(
             [
@@ -87,6 +90,23 @@ def _status_rows(store: Store, folder: Path) -> list[list[Any]]:
             ]
         )
     return rows
+
+
+def _iterations_done(store: Store, config: CampaignConfig, entries: list[Entry]) -> int:
+    """Iterations that every agent that takes part has finished, with the settings of now."""
+    versions = {agent: len(versions_of(store, entries, agent, config)) - 1 for agent in config.agents}
+    for iteration in range(config.iterations):
+        if any(versions[agent] <= iteration - config.agents[agent].joins for agent in config.present(iteration)):
+            return iteration
+    return config.iterations
+
+
+def _metrics(store: Store, entries: list[Entry]) -> Iterator[Mapping[str, float]]:
+    for entry in entries:
+        try:
+            yield store.manifest(entry.stage, entry.key).metrics
+        except ArtifactError:
+            continue  # cleaned away
 
 
 def show_rollouts(
@@ -108,7 +128,7 @@ def show_rollouts(
     if verdict is not None and verdict not in _STYLES:
         raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(_STYLES)}")
     entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if not e.variant}
-    chosen = _iteration(entries, iteration, config.name)
+    chosen = _iteration(entries, iteration, config)
     store = Store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
     groups = _responses(store, entries, list(config.agents), chosen, learner)
@@ -159,7 +179,7 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
         table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(text + cut))
     question = " ".join(m["content"] for m in prompt["messages"])
     title = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
-    return Panel(table, title=title, title_align="left", subtitle=_tags(prompt["tags"]), subtitle_align="right")
+    return Panel(table, title=title, title_align="left", subtitle=Text(_tags(prompt["tags"])), subtitle_align="right")
 
 
 def _tags(raw: str) -> str:
@@ -175,14 +195,15 @@ def _campaign_folder(home: Home, name: str | None) -> Path:
     return folders[0]
 
 
-def _iteration(entries: dict[Any, Entry], wanted: int | None, name: str) -> int:
-    complete = sorted({i for stage, _, i in entries if stage == "verify"})
+def _iteration(entries: dict[Any, Entry], wanted: int | None, config: CampaignConfig) -> int:
+    verified = {(agent, i) for stage, agent, i in entries if stage == "verify"}
+    complete = [i for i in range(config.iterations) if all((agent, i) in verified for agent in config.present(i))]
     if not complete:
-        raise ConfigError(f"campaign {name}: has no verified rollouts yet; wait for its first iteration")
+        raise ConfigError(f"campaign {config.name}: has no verified rollouts yet; wait for its first iteration")
     if wanted is None:
-        return int(complete[-1])
+        return complete[-1]
     if wanted not in complete:
-        raise ConfigError(f"--iteration {wanted}: campaign {name} has {complete[0]} to {complete[-1]}")
+        raise ConfigError(f"--iteration {wanted}: campaign {config.name} has {complete[0]} to {complete[-1]}")
     return wanted
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from flows.records import Entry
 from hacrl_core.artifacts import Store
+from hacrl_core.errors import ArtifactError
 
 # Okabe and Ito's colours, told apart by people who see fewer of them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -51,11 +52,16 @@ def curves(
     for entry in entries:
         if entry.iteration is None or entry.stage not in ("verify", "evaluate"):
             continue
-        metrics = store.manifest(entry.stage, entry.key).metrics
+        try:
+            metrics = store.manifest(entry.stage, entry.key).metrics
+        except ArtifactError:
+            continue  # cleaned away
         if entry.stage == "verify":
             rewards[entry.agent][entry.iteration + 1] = metrics["verify/reward_mean"]
         else:
-            accuracies[entry.agent, entry.variant][entry.iteration] = metrics[f"evaluate/{entry.variant}/accuracy"]
+            accuracy = metrics.get(f"evaluate/{entry.variant}/accuracy")
+            if accuracy is not None:  # None: not one answer could be verified
+                accuracies[entry.agent, entry.variant][entry.iteration] = accuracy
     return rewards, accuracies
 
 

@@ -16,7 +16,7 @@ from prefect.futures import PrefectFuture
 from flows.calls import Planned
 from flows.records import Record
 from flows.replay import Done, Observers, bind
-from flows.workers import Worker, WorkerDied
+from flows.workers import Stopped, Worker, WorkerDied
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import HacrlError
 from stages.runner import Outcome, lookup, run_stage
@@ -72,6 +72,18 @@ class PrefectRunner:
         for future in self._futures:
             future.result()
         self._futures.clear()
+
+    def first_failure(self) -> HacrlError | None:
+        """What went wrong first: a stage below a failed one never starts, and only says that it did not."""
+        for future in self._futures:
+            if future.state.is_failed():
+                try:
+                    future.result()
+                except Exception as problem:
+                    known = first_error(problem)
+                    if known is not None and not isinstance(known, Stopped):
+                        return known
+        return None
 
     def _perform(self, planned: Planned) -> Outcome:
         """Inside a task: resolve the inputs, run the stage where it belongs, tell everybody."""

@@ -22,8 +22,21 @@ PARENT = ""
 
 
 def campaign_digest(config: CampaignConfig) -> str:
-    """Tells two campaigns of one name apart; running for longer, elsewhere or tracked elsewhere is the same campaign."""
-    return digest_of(config.model_dump(mode="json", exclude={"iterations", "runtime", "tracking", "evaluate"}))[:16]
+    """Tells two campaigns of one name apart. Running for longer, on other devices or with a newcomer is the same campaign."""
+    whole = config.model_dump(mode="json", include={"seed", "problems", "prompts_per_iteration", "algorithm", "verify"})
+    founders = {name: agent for name, agent in config.agents.items() if agent.joins == 0}
+    speed_only = {"token_budget", "max_logits_mb", "gradient_checkpointing"}
+    return digest_of(
+        {
+            **whole,
+            "samples": config.group_size,
+            "generate": config.generate.identity(),
+            "update": config.update.model_dump(mode="json", exclude=speed_only),
+            "agents": {
+                n: a.model_dump(mode="json", exclude={"device", "joins", "leaves"}) for n, a in founders.items()
+            },
+        }
+    )[:16]
 
 
 class Projection:
@@ -39,14 +52,6 @@ class Projection:
         self._digest = campaign_digest(config)
         self._experiment = self._find_experiment(config.tracking.experiment)
         self._runs = self._find_runs()
-
-    @property
-    def parent_run(self) -> str:
-        return self._runs[PARENT]
-
-    @property
-    def experiment_id(self) -> str:
-        return self._experiment
 
     def log(self, entries: Iterable[Entry]) -> None:
         """One batched call per run for everything given."""
@@ -64,14 +69,15 @@ class Projection:
         tags = self._client.get_run(self._runs[PARENT]).data.tags
         if tags.get("hacrl.complete") != content:
             self.log(entries)
-            self._client.set_tag(self._runs[PARENT], "hacrl.complete", content)
+            self.mark_complete(entries)
+
+    def mark_complete(self, entries: list[Entry]) -> None:
+        content = digest_of(sorted((entry.label, entry.key) for entry in entries))
+        self._client.set_tag(self._runs[PARENT], "hacrl.complete", content)
 
     def finish(self, status: str = "FINISHED") -> None:
         for run in self._runs.values():
             self._client.set_terminated(run, status)
-
-    def add_file(self, path: str) -> None:
-        self._client.log_artifact(self._runs[PARENT], path)
 
     def _points(self, entry: Entry) -> Iterable[tuple[str, Any]]:
         from mlflow.entities import Metric
@@ -142,24 +148,25 @@ class Tracker:
         if entries and self.problem is None:
             self._queue.put(lambda projection: projection.log(entries))
 
+    def mark_complete(self, entries: list[Entry]) -> None:
+        if self.problem is None:
+            self._queue.put(lambda projection: projection.mark_complete(entries))
+
     def replay(self, entries: list[Entry]) -> None:
         self._queue.put(lambda projection: projection.replay(entries))
 
-    def close(self, status: str, files: Iterable[str] = ()) -> Projection | None:
+    def close(self, status: str) -> None:
         """Wait a little for what is on its way, then end the runs."""
         self._queue.put(None)
         self._thread.join(timeout=self._patience)
         if self._thread.is_alive():
             self._fail("MLflow is slow to answer")
-            return None
+            return
         if self.projection is not None and self.problem is None:
             try:
-                for path in files:
-                    self.projection.add_file(path)
                 self.projection.finish(status)
             except Exception as problem:
                 self._fail(f"MLflow: {_first_line(problem)}")
-        return self.projection
 
     def _serve(self) -> None:
         try:
@@ -172,7 +179,9 @@ class Tracker:
     def _fail(self, problem: str) -> None:
         if self.problem is None:
             self.problem = problem
-            self._warn(f"{problem}; training goes on, nothing is lost: `hacrl track sync` fills MLflow in later")
+            self._warn(
+                f"{problem}; training goes on and nothing is lost: the end of the run, or the same command again, fills MLflow in"
+            )
 
 
 def quiet_environment() -> None:
@@ -195,7 +204,8 @@ def tracking_uri(config: CampaignConfig, home: Home) -> str:
 
 def clean_name(name: str) -> str:
     """MLflow raises on a metric name with other characters than these."""
-    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
+    return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
 
 
 def _params(config: CampaignConfig, agent: str) -> Iterable[Any]:

@@ -26,6 +26,10 @@ class WorkerDied(EngineError):
     """The process is gone (killed, out of memory); the call may be tried again on a new one."""
 
 
+class Stopped(EngineError):
+    """The campaign is ending; what still waits for a worker will not run."""
+
+
 @dataclass(frozen=True)
 class Events:
     """Where news of running stages goes; every function may be called from several threads."""
@@ -44,52 +48,66 @@ class Worker:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._busy = threading.Lock()
+        self._starting = threading.Lock()
+        self._closed = False
 
     def run(self, call: StageCall, events: Events) -> Outcome:
         with self._busy:
-            pipe = self._start()
-            try:
-                pipe.send(call)
-                while True:
-                    kind, value = pipe.recv()
-                    if kind == "progress":
-                        events.progress(call, *value)
-                    elif kind == "warn":
-                        events.warn(value)
-                    elif kind == "waiting":
-                        events.waiting(call, value)
-                    elif kind == "done":
-                        return value
-                    else:
-                        raise value
-            except (EOFError, OSError) as problem:
-                code = self._reap()
-                raise WorkerDied(
-                    f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
-                ) from problem
+            pipe = self._start(call)
+            self._exchange(call, lambda: pipe.send(call))
+            while True:
+                kind, value = self._exchange(call, pipe.recv)
+                if kind == "progress":
+                    events.progress(call, *value)
+                elif kind == "warn":
+                    events.warn(value)
+                elif kind == "waiting":
+                    events.waiting(call, value)
+                elif kind == "done":
+                    return value
+                else:
+                    raise value
 
-    def stop(self) -> None:
-        if self._process is None:
+    def _exchange(self, call: StageCall, speak: Callable[[], Any]) -> Any:
+        """One message; the end of the pipe means that the process is gone."""
+        try:
+            return speak()
+        except (EOFError, OSError) as problem:
+            if self._closed:
+                raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
+            raise WorkerDied(
+                f"{call.label}: the worker of {self.name} died ({_reason(self._reap())}); lower generate.batch_size if memory ran out"
+            ) from problem
+
+    def stop(self, *, now: bool = False) -> None:
+        """End the process; ``now`` does not wait for a stage under way, whose staging folder the next run sweeps up."""
+        with self._starting:
+            self._closed = True
+            process = self._process
+        if process is None:
             return
-        if self._pipe is not None:
+        if not now and self._pipe is not None:
             self._pipe.close()  # an idle worker ends at the end of its pipe
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join(timeout=3)
+            process.join(timeout=10)
+        if process.is_alive():
+            process.terminate()
+            process.join(timeout=3)
         self._reap()
 
-    def _start(self) -> Connection:
-        if self._process is not None and self._process.is_alive() and self._pipe is not None:
+    def _start(self, call: StageCall) -> Connection:
+        with self._starting:
+            if self._closed:
+                raise Stopped(f"{call.label}: not run, the campaign is ending")
+            if self._process is not None and self._process.is_alive() and self._pipe is not None:
+                return self._pipe
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(
+                target=_serve, args=(theirs, os.getpid(), *self._settings), name=f"hacrl {self.name}", daemon=False
+            )
+            self._process.start()
+            theirs.close()
             return self._pipe
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, os.getpid(), *self._settings), name=f"hacrl {self.name}", daemon=False
-        )
-        self._process.start()
-        theirs.close()
-        return self._pipe
 
     def _reap(self) -> int | None:
         process, self._process = self._process, None
@@ -151,9 +169,12 @@ def _answer(store: Store, call: StageCall, context: Context, pipe: Connection) -
         return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
     except HacrlError as problem:
         return "error", problem
-    except Exception as problem:  # the parent shows one line; the traceback goes to the worker's stderr for the log
-        traceback.print_exc()
-        return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}")
+    except Exception as problem:  # the parent shows one line; the traceback is kept for whoever mends it
+        log = store.root.parent / "logs" / f"{call.agent}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            traceback.print_exc(file=file)
+        return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}; details in {log}")
 
 
 def die_with_parent(parent: int) -> None:

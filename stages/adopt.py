@@ -11,7 +11,7 @@ from stages.spec import Context, OutFolder, Result, Stage
 
 class AdoptSlice(StrictConfig):
     checkpoint: CheckpointConfig
-    source_digest: str  # of the files, or the hub's commit
+    source_digest: str  # of the files; for a hub id its name and revision, so pin a commit
 
     def identity(self) -> dict[str, Any]:
         return {"source_digest": self.source_digest, "gguf_file": self.checkpoint.gguf_file}

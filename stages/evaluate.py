@@ -31,6 +31,7 @@ class EvaluateSlice(StrictConfig):
     generate: GenerateConfig
     verify: VerifyConfig
     chat_template: str | None = None
+    verifier_source: str = ""  # digest of the user's own verifier
 
     def identity(self) -> dict[str, Any]:
         """Neither the benchmark's name nor its schedule changes a result."""
@@ -44,6 +45,7 @@ class EvaluateSlice(StrictConfig):
             "stop_strings": list(self.generate.stop_strings),
             "verify": self.verification.model_dump(mode="json", exclude={"workers", "max_error_share"}),
             "chat_template": self.chat_template,
+            "verifier_source": self.verifier_source,
         }
 
     @property
@@ -84,8 +86,8 @@ def _answers(
         for sample in range(config.benchmark.samples):
             name = f"{problem.problem_id}/{sample:02d}"
             requests.append(GenerationRequest(name, prompt, derive_seed(seed, config.benchmark.name, name)))
-    # The engine is that of the generate stage: limits and temperature are arguments of a call, not of the engine.
-    engine = warm_engine(context.warm, config.generate)
+    # The engine is that of the generate stage: temperature and length are arguments of a call, not of the engine.
+    engine = warm_engine(context.warm, config.generate, context.device)
     return generate_resumable(engine, agent, requests, config.sampling, context)
 
 

@@ -11,6 +11,7 @@ from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, read_table
+from hacrl_core.errors import EngineError
 from hacrl_core.seeding import derive_seed
 from stages.resume import generate_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
@@ -38,9 +39,10 @@ def run(
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
     tokenizer, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
     rendered = {p["prompt_id"]: tuple(render_prompt(tokenizer, p["messages"], config.chat_template)) for p in prompts}
+    _check_length(rendered, config)
     wanted = [(p["prompt_id"], sample) for p in prompts for sample in range(config.samples_per_prompt)]
     seeds = [derive_seed(seed or 0, prompt_id, sample) for prompt_id, sample in wanted]
-    engine = warm_engine(context.warm, config.generate)
+    engine = warm_engine(context.warm, config.generate, context.device)
     requests = [
         GenerationRequest(f"{prompt_id}/{sample:02d}", rendered[prompt_id], one)
         for (prompt_id, sample), one in zip(wanted, seeds, strict=True)
@@ -50,6 +52,16 @@ def run(
     sampler = {"agent_id": config.agent_id, "tokenizer": fingerprint, "chat_template": config.chat_template}
     (out.path / "sampler.json").write_text(canonical_json(sampler))
     return Result(_metrics(generations), {"engine": engine.name, "engine_version": engine.version})
+
+
+def _check_length(rendered: Mapping[str, tuple[int, ...]], config: GenerateSlice) -> None:
+    limit = config.generate.max_prompt_tokens
+    for prompt_id, ids in rendered.items():
+        if limit is not None and len(ids) > limit:
+            raise EngineError(
+                f"generate {config.agent_id} #{config.iteration}: prompt {prompt_id} has {len(ids)} tokens, more than "
+                f"max_prompt_tokens {limit}; raise generate.max_prompt_tokens or filter the problems"
+            )
 
 
 def _columns(
@@ -65,7 +77,10 @@ def _columns(
         "prompt_token_ids": [rendered[prompt] for prompt, _ in wanted],
         "response_text": [g.text for g in generations],
         "response_token_ids": [g.token_ids for g in generations],
-        "response_logprobs": [g.policy_logprobs for g in generations],
+        # What the score stage computes again: at a temperature other than 1 that is the tempered distribution.
+        "response_logprobs": [
+            g.policy_logprobs if config.generate.temperature == 1 else g.sampling_logprobs for g in generations
+        ],
         "finish_reason": [g.finish_reason for g in generations],
         "seed": seeds,
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.contracts.manifest import Identity, Provenance
-from hacrl_core.errors import StageError
+from hacrl_core.errors import ContractError, StageError
 from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
 
 
@@ -73,9 +73,12 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
         shutil.rmtree(staged, ignore_errors=True)
         if problem.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StageError(
-                f"{call.label}: the disk of {store.root} is full; free some space (`hacrl store gc`) and run the same command again"
+                f"{call.label}: the disk of {store.root} is full; free some space and run the same command again"
             ) from problem
         raise
+    except ContractError as problem:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise ContractError(f"{call.label}: {problem}") from problem
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise

@@ -15,8 +15,6 @@ from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.manifest import Identity
 from hacrl_core.contracts.tables import TableSchema, write_table
 
-NAMES = ("warmstart", "adopt", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
-
 Metrics = dict[str, float]
 
 

@@ -210,11 +210,11 @@ class _Learner:
         if not self.algorithm.gradient_cosine:
             return {}
         rng = derive_rng(self.seed, "cosine", self.config.iteration)
+        sides = [[row for row in rows if row.is_own == own and row.advantage != 0] for own in (True, False)]
+        if not all(sides):
+            return {}
         gradients = []
-        for own in (True, False):
-            side = [row for row in rows if row.is_own == own and row.advantage != 0]
-            if not side:
-                return {}
+        for side in sides:
             chosen = rng.permutation(len(side))[:COSINE_ROWS]
             gradients.append(self.trainer.gradient(*self._prepare([side[i] for i in sorted(chosen)], 0)))
         self.saved.clear()

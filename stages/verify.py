@@ -17,9 +17,11 @@ from stages.spec import Context, OutFolder, Result, Stage
 
 class VerifySlice(StrictConfig):
     verify: VerifyConfig
+    verifier_source: str = ""  # digest of the user's own verifier
 
     def identity(self) -> dict[str, Any]:
-        return {"verify": self.verify.model_dump(mode="json", exclude={"workers", "max_error_share"})}
+        verify = self.verify.model_dump(mode="json", exclude={"workers", "max_error_share"})
+        return {"verify": verify, "verifier_source": self.verifier_source}
 
 
 def run(

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,19 +72,6 @@ class Store:
 
     def folder(self, stage: str, key: str) -> Path:
         return self.root / "objects" / stage / key
-
-    def all_manifests(self) -> Iterator[tuple[Path, Manifest]]:
-        for path in sorted((self.root / "objects").glob(f"*/*/{MANIFEST}")):
-            try:
-                yield path.parent, read_manifest(path.parent)
-            except ArtifactError as problem:
-                self._on_problem(str(problem))
-
-    def check(self, folder: Path) -> Manifest:
-        """Read a manifest and compare every file with it; raises ArtifactError naming the first difference."""
-        manifest = read_manifest(folder)
-        self._check(folder, manifest, digests=True)
-        return manifest
 
     # -- publish ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
@@ -30,6 +30,23 @@ class AgentConfig(StrictConfig):
     )
     chat_template: str | None = Field(None, description="A Jinja chat template that replaces the tokenizer's.")
     device: str = Field("auto", description="'auto' takes a GPU where there is one; or cpu, cuda, cuda:1.")
+
+    joins: NonNegativeInt = Field(
+        0,
+        description="First iteration the agent takes part in; a later one lets it join a campaign that has run already.",
+    )
+    leaves: PositiveInt | None = Field(
+        None, description="First iteration the agent no longer takes part in. Empty: it stays."
+    )
+
+    def takes_part(self, iteration: int) -> bool:
+        return self.joins <= iteration and (self.leaves is None or iteration < self.leaves)
+
+    @model_validator(mode="after")
+    def _joins_before_it_leaves(self) -> Self:
+        if self.leaves is not None and self.leaves <= self.joins:
+            raise ValueError(f"leaves {self.leaves} is not after joins {self.joins}; the agent would never take part")
+        return self
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

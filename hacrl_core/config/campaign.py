@@ -10,7 +10,7 @@ from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
-from hacrl_core.config.problems import ProblemsConfig
+from hacrl_core.config.problems import ArithmeticProblems, ProblemsConfig
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError
@@ -25,9 +25,6 @@ class RuntimeConfig(StrictConfig):
     threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
     retries: int = Field(
         2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
-    )
-    parallel: bool = Field(
-        True, description="Run the stages of different agents side by side, each in a process of its own."
     )
 
 
@@ -70,6 +67,11 @@ class CampaignConfig(StrictConfig):
     def _fits_together(self) -> Self:
         for agent in self.agents:
             self.objective(agent)
+        alone = next((i for i in range(self.iterations) if not self.present(i)), None)
+        if alone is not None:
+            raise ValueError(
+                f"agents: nobody takes part in iteration {alone}; let somebody join earlier or leave later"
+            )
         if any(a.warmstart for a in self.agents.values()) and self.corpus is None:
             raise ValueError(
                 "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
@@ -78,6 +80,21 @@ class CampaignConfig(StrictConfig):
             raise ValueError(
                 f"update.minibatch_prompts {self.minibatch_prompts} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
             )
+        for name, settings in self.agents.items():
+            if campaign_overrides(str(settings.algorithm.get("preset", "hacpo"))) != campaign_overrides("hacpo"):
+                raise ValueError(
+                    f"agents.{name}.algorithm.preset {settings.algorithm['preset']} changes the whole campaign; set it under algorithm"
+                )
+        if self.generate.temperature != self.score.temperature:
+            raise ValueError(
+                f"generate.temperature {self.generate.temperature:g} differs from score.temperature {self.score.temperature:g}: "
+                "the policy that learns would not be the one that sampled; set generate, score and update to one temperature"
+            )
+        for benchmark in self.evaluate.benchmarks:
+            if isinstance(benchmark.problems, ArithmeticProblems) and benchmark.problems.size is None:
+                raise ValueError(
+                    f"benchmark {benchmark.name}: arithmetic without a size is endless; give problems.size"
+                )
         for name in ("temperature", "autocast"):
             scored, updated = getattr(self.score, name), getattr(self.update, name)
             if scored != updated:
@@ -85,6 +102,10 @@ class CampaignConfig(StrictConfig):
                     f"score.{name} {scored} differs from update.{name} {updated}: ratios would compare two policies; make them equal"
                 )
         return self
+
+    def present(self, iteration: int) -> list[str]:
+        """The agents that take part in an iteration."""
+        return [name for name, agent in self.agents.items() if agent.takes_part(iteration)]
 
     def objective(self, learner: str) -> HacpoConfig:
         """The learner's settings: the preset, then the campaign's, then its own."""

@@ -108,13 +108,15 @@ class EvaluateConfig(StrictConfig):
             raise ValueError(f"benchmarks: the name {twice[0]} is given twice; name each one differently")
         return self
 
-    def due(self, completed: int, total: int) -> tuple[BenchmarkConfig, ...]:
-        """Benchmarks to run when ``completed`` of the campaign's ``total`` iterations are done (0: before the first)."""
-        return tuple(benchmark for benchmark in self.benchmarks if self._is_due(benchmark, completed, total))
+    def due(self, completed: int, total: int, first: int = 0) -> tuple[BenchmarkConfig, ...]:
+        """Benchmarks of an agent that takes part from iteration ``first`` up to ``total``, when ``completed`` are done."""
+        if not first <= completed <= total:
+            return ()
+        return tuple(benchmark for benchmark in self.benchmarks if self._is_due(benchmark, completed, total, first))
 
-    def _is_due(self, benchmark: BenchmarkConfig, completed: int, total: int) -> bool:
+    def _is_due(self, benchmark: BenchmarkConfig, completed: int, total: int, first: int) -> bool:
         every = self.every if benchmark.every is None else benchmark.every
-        if completed == 0:
+        if completed == first:
             return self.before if benchmark.before is None else benchmark.before
         if completed == total and (self.after if benchmark.after is None else benchmark.after):
             return True

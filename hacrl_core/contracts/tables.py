@@ -1,5 +1,6 @@
 """The Parquet tables that stages exchange: narrow, keyed by ``rollout_id``, versioned, checked when written and when read."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,8 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
             bad = len(values) - (pc.sum(pc.is_finite(values)).as_py() or 0)
             if bad:
                 raise ContractError(
-                    f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite; nothing was written"
+                    f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite, the first in "
+                    f"{_first_not_finite(table, schema, field.name)}; nothing was written"
                 )
     distinct = table.select(schema.unique).group_by(list(schema.unique)).aggregate([]).num_rows
     if distinct != table.num_rows:
@@ -196,3 +198,11 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
             raise ContractError(
                 f"{schema.tag} {path.name}: {bad} rows have len({left}) != len({right}); nothing was written"
             )
+
+
+def _first_not_finite(table: pa.Table, schema: TableSchema, name: str) -> str:
+    for row in table.select([*schema.unique, name]).to_pylist():
+        values = row[name] if isinstance(row[name], list) else [row[name]]
+        if not all(math.isfinite(value) for value in values):
+            return ", ".join(f"{key} {row[key]}" for key in schema.unique)
+    return "no row"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig
 from hacrl_core.engines.agents import Agent, load_agent, load_tokenizer
 from hacrl_core.engines.factory import create_engine
 from hacrl_core.engines.protocols import GenerationEngine
@@ -54,7 +54,12 @@ def warm_agent(
     return agent
 
 
-def warm_engine(warm: Warm, config: GenerateConfig) -> GenerationEngine:
+def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEngine:
+    """The engine of this config. Limits on prompts are the stages' business: generation and benchmarks share one engine."""
+    engine_config = config.engine
+    if isinstance(engine_config, BuiltinEngineConfig) and engine_config.device == "auto":
+        engine_config = engine_config.model_copy(update={"device": device})
+    config = config.model_copy(update={"max_prompt_tokens": None, "engine": engine_config})
     kept = warm.get("engine")
     if kept is None or kept[0] != config:
         if kept is not None:

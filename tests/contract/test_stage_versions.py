@@ -31,7 +31,7 @@ def closure(module: str, seen: dict[str, Path]) -> dict[str, Path]:
     path = ROOT / (module.replace(".", "/") + ".py")
     if not path.exists():
         path = ROOT / module.replace(".", "/") / "__init__.py"
-    if module in seen or not path.exists() or module.startswith(OUTSIDE):
+    if module in seen or not path.exists() or (module.startswith(OUTSIDE) and module != "hacrl_core.config.algorithm"):
         return seen
     seen[module] = path
     for node in ast.walk(ast.parse(path.read_text())):

@@ -158,3 +158,10 @@ def test_doctor_and_schema(hacrl):
 def test_no_process_is_left_behind(hacrl):
     left = subprocess.run(["pgrep", "-f", str(hacrl.place)], capture_output=True, text=True).stdout.split()
     assert left == []
+
+
+def test_a_stage_that_fails_is_one_line_not_a_traceback(hacrl):
+    agents = {"eve": {"checkpoint": {"path": str(hacrl.place / "no-such-model")}}}
+    text = hacrl("run", config(hacrl), "--set", f"agents={json.dumps(agents)}", "--set", "name=broken", code=2)
+    assert "error: checkpoint" in text
+    assert "cannot be loaded" in text

@@ -96,7 +96,7 @@ def test_versions_of_older_settings_do_not_count(home):
     config = tiny(name="changed")
     play(home, config)
     play(home, tiny(name="changed", update={"learning_rate": 5e-3, "minibatch_prompts": 3}, iterations=1))
-    versions = versions_of(Store(home.store), read_entries(home.campaign("changed")), "ada", config.iterations)
+    versions = versions_of(Store(home.store), read_entries(home.campaign("changed")), "ada", config)
     assert [entry.label for entry in versions] == ["warmstart ada", "update ada #0"]
 
 

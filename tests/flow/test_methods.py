@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hacrl_core.config.algorithm import PRESETS
-from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
+from hacrl_core.contracts.tables import CAPABILITY, CREDIT, ROLLOUTS, SCORES, read_table
 from hacrl_core.errors import AlgorithmError
 from tests.flow.conftest import AGENT, TINY, tiny
 
@@ -45,8 +45,6 @@ def test_three_agents_two_of_them_with_one_tokenizer(run_inline):
     runner, _ = run_inline(tiny(agents=agents))
     scores = read_table(runner.outcomes["score ada #0"].ref.path / "scores.parquet", SCORES).to_pylist()
     assert {row["sampler"] for row in scores} == {"ada", "ben", "cyd"}
-    from hacrl_core.contracts.tables import ROLLOUTS
-
     written = read_table(runner.outcomes["generate cyd #0"].ref.path / "rollouts.parquet", ROLLOUTS).to_pylist()
     ids = {row["rollout_id"]: row["response_token_ids"] for row in written}
     assert all(row["token_ids"] == ids[row["rollout_id"]] for row in scores if row["sampler"] == "cyd")
@@ -57,23 +55,25 @@ def test_three_agents_two_of_them_with_one_tokenizer(run_inline):
     assert {"credit/omega/ben", "credit/omega/cyd"} <= set(runner.outcomes["credit ada #0"].metrics)
 
 
-def test_an_agent_joins_and_leaves_and_the_others_first_artifacts_stay(run_inline):
-    pair = tiny()
-    run_inline(pair)
-    agents = {**TINY["agents"], "cyd": {"warmstart": {**AGENT, "model": {**AGENT["model"], "hidden_size": 32}}}}
-    joined, _ = run_inline(tiny(agents=agents))
-    kept = {
-        "warmstart ada",
-        "warmstart ben",
-        "sample #0",
-        "sample #1",
-        "generate ada #0",
-        "generate ben #0",
-        "verify ada #0",
-    }
-    assert kept <= set(joined.cached)
-    left, _ = run_inline(pair)
-    assert left.ran == []
+def test_a_newcomer_joins_later_and_the_past_stays_valid(run_inline):
+    run_inline(tiny(iterations=2))
+    newcomer = {"warmstart": {**AGENT, "model": {**AGENT["model"], "hidden_size": 32}}, "joins": 2}
+    joined, _ = run_inline(tiny(agents={**TINY["agents"], "cyd": newcomer}, iterations=4))
+    assert not [label for label in joined.ran if label.endswith(("#0", "#1"))]
+    assert {"warmstart cyd", "generate cyd #2", "update ada #2", "update cyd #3"} <= set(joined.ran)
+    history = read_table(joined.outcomes["credit cyd #2"].ref.path / "capability.parquet", CAPABILITY).to_pylist()
+    seen = {agent: [row["iteration"] for row in history if row["agent_id"] == agent] for agent in ("ada", "ben", "cyd")}
+    assert seen == {"ada": [0, 1, 2], "ben": [0, 1, 2], "cyd": [2]}
+
+
+def test_an_agent_leaves_and_the_others_go_on(run_inline):
+    run_inline(tiny(iterations=2))
+    agents = {**TINY["agents"], "ben": {**TINY["agents"]["ben"], "leaves": 1}}
+    left, state = run_inline(tiny(agents=agents, iterations=2))
+    assert not [label for label in left.ran if label.endswith("#0")]
+    assert "generate ben #1" not in left.outcomes
+    assert "update ada #1" in left.ran
+    assert digests(state)["ben"] == left.outcomes["update ben #0"].ref.digest
 
 
 def test_own_scores_are_the_denominator_and_match_sampling(run_inline):

@@ -1,0 +1,114 @@
+"""Worker processes: they answer, they are started again after a death, and they go when the campaign goes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.workers import Events, Stopped, Worker, WorkerDied
+from stages.spec import StageCall
+from tests.flow.conftest import AGENT, TINY
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def warmstart(**changes):
+    corpus = {"kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
+    return StageCall("warmstart", {"warmstart": {**AGENT, **changes}, "corpus": corpus}, seed=1, agent="ada")
+
+
+def test_a_killed_worker_is_an_error_that_may_be_retried_and_the_next_call_starts_a_new_one(tmp_path):
+    worker = Worker("ada", tmp_path, threads=1, device="cpu")
+    busy = threading.Event()
+    events = Events(progress=lambda *news: busy.set())
+
+    def kill():
+        assert busy.wait(120)
+        os.kill(worker._process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(WorkerDied, match=r"warmstart ada: the worker of ada died \(killed by SIGKILL\)"):
+            worker.run(warmstart(steps=100_000), events)
+        killer.join()
+        outcome = worker.run(warmstart(steps=20), events)
+        assert not outcome.cached
+        assert worker.run(warmstart(steps=20), events).cached
+        # The dead one's staging folder is swept by whoever comes next; the published one is whole.
+        assert (outcome.ref.path / "model.safetensors").exists()
+    finally:
+        worker.stop()
+    with pytest.raises(Stopped):
+        worker.run(warmstart(steps=20), events)
+
+
+def test_an_error_in_a_stage_reaches_the_caller_and_the_worker_lives_on(tmp_path):
+    worker = Worker("ada", tmp_path, threads=1, device="cpu")
+    try:
+        with pytest.raises(Exception, match="warmstart ada"):
+            worker.run(StageCall("warmstart", {"nonsense": 1}, agent="ada"), Events())
+        process = worker._process
+        assert not worker.run(warmstart(steps=20), Events()).cached
+        assert worker._process is process
+    finally:
+        worker.stop()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_stopped_campaign_leaves_no_process_and_goes_on_where_it_was(tmp_path, number, code):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "iterations": 200}))
+    environment = {**os.environ, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("iteration   2/"):
+            os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
+            break
+    clock = time.monotonic()
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == code, "".join(lines) + rest
+    assert time.monotonic() - clock < 30
+    if number == signal.SIGINT:
+        assert "Run the same command again to go on" in rest
+        assert "Traceback" not in rest
+    deadline = time.monotonic() + 10
+    while (left := _below(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+    done = list((tmp_path / "home" / "store" / "objects" / "update").iterdir())
+    again = subprocess.run(
+        [*command, "--set", "iterations=2"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "stages ran, " not in again.stdout or int(again.stdout.split(" stages ran")[0].split()[-1]) <= 4
+    assert len(done) >= 4
+
+
+def _below(place: Path) -> list[str]:
+    """Processes whose environment names this test's home."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"HACRL_HOME={place}".encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                found.append((entry / "cmdline").read_text().replace("\0", " ")[:120])
+        except OSError:
+            continue
+    return found
