@@ -241,8 +241,6 @@ def figure(
     }
 
 
-# --- a whole iteration ------------------------------------------------------------------------------------------------
-
 PROMPTS, RESPONSE_TOKENS, POOL = 16, 16, 64  # prompts per iteration, tokens per response, prompts to draw from
 NEVER = 256  # the end token: the model has 256 outputs, 0 to 255
 LEARNING_RATE = 1e-4
@@ -355,10 +353,8 @@ def measure_iterations(rounds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as agent:
         save_numbers_agent(Path(agent))
         with tempfile.TemporaryDirectory() as folder:  # TRL gets the microbatch that suits it better on this machine
-            probe = {
-                size: min(trl_clock(Path(agent), folder, 3, size).seconds()[0])
-                for size in (PROMPTS * GROUP, 2 * PROMPTS)
-            }
+            sizes = (PROMPTS * GROUP, 2 * PROMPTS)
+            probe = {size: min(trl_clock(Path(agent), folder, 3, size).seconds()[0]) for size in sizes}
         theirs = partial(trl_clock, microbatch=min(probe, key=lambda size: probe[size]))
         for _ in range(rounds):
             for side, run in (("trl", theirs), ("ours", our_clock)):
