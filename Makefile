@@ -27,7 +27,7 @@ test: setup  ## Lint, types, layers and all tests; under ten minutes on two core
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not vllm"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm"
 
 test-quick: setup  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm"
