@@ -141,13 +141,14 @@ class Display:
             Text(f"{_clock(time.monotonic() - self._begun)} gone, {self._left()}"),
         )
         table = Table(box=None, padding=(0, 2), header_style="dim")
-        for title in ("agent", "stage", "progress", "reward", "", "capability", "accuracy"):
+        for title in ("agent", "stage", "progress", "", "reward", "", "capability", "accuracy"):
             table.add_column(title)
         for agent, row in self._rows.items():
             table.add_row(
                 Text(agent, style="bold"),
                 row.doing,
                 ProgressBar(total=row.total, completed=row.done, width=16) if row.total else "",
+                Text(row.note if row.total else "", style="dim"),
                 f"{row.rewards[-1]:.2f}" if row.rewards else "",
                 Text(sparkline(list(row.rewards)), style="cyan"),
                 f"{row.capability:.2f}" if row.capability is not None else "",

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,22 @@ def generate_resumable(
         path = context.partial / f"{number:05d}.json" if context.partial and len(shards) > 1 else None
         done = _read(path, shard)
         if done is None:
-            before = len(results)
-            done = engine.generate(
-                agent.path,
-                agent.digest,
-                shard,
-                params,
-                lambda n, tokens, b=before: context.progress(b + n, len(requests), f"{tokens} tokens"),
-            )
+            report = _progress(context, len(results), len(requests))
+            done = engine.generate(agent.path, agent.digest, shard, params, report)
             _write(path, done)
         results += done
     return results
+
+
+def _progress(context: Context, before: int, total: int) -> Callable[[int, int], None]:
+    """Responses done and the speed of this shard, for the bar."""
+    begun = time.perf_counter()
+
+    def report(done: int, tokens: int) -> None:
+        speed = tokens / max(time.perf_counter() - begun, 1e-9)
+        context.progress(before + done, total, f"{speed:,.0f} tokens/s")
+
+    return report
 
 
 def _read(path: Path | None, shard: Sequence[Any]) -> list[Any] | None:
