@@ -75,7 +75,20 @@ def test_a_stopped_campaign_leaves_no_process_and_goes_on_where_it_was(tmp_path,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     )
+    try:
+        _stop_and_resume(process, command, environment, tmp_path, number, code)
+    finally:
+        process.kill()
+
+
+def _heed_ctrl_c() -> None:
+    """A shell's background job ignores SIGINT, and so would its children; a person at a terminal does not run it there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _stop_and_resume(process, command, environment, tmp_path, number, code):
     lines = []
     for line in process.stdout:
         lines.append(line)
