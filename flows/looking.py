@@ -52,7 +52,12 @@ def show_status(console: Console, home: Home) -> None:
     ):
         table.add_column(title)
     for folder in folders:
-        for row in _status_rows(store, folder):
+        try:
+            rows = _status_rows(store, folder)
+        except ConfigError as problem:  # one campaign that cannot be read must not hide the others
+            console.print(Text(f"! {problem}", style="yellow"))
+            continue
+        for row in rows:
             table.add_row(*row)
     console.print(table)
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
@@ -122,6 +124,10 @@ def read_campaign(folder: Path) -> CampaignConfig:
     except OSError:
         known = ", ".join(sorted(p.name for p in folder.parent.glob("*") if p.is_dir())) or "none yet"
         raise ConfigError(f"campaign {folder.name}: not found in {folder.parent}; known campaigns: {known}") from None
+    except ValidationError:
+        raise ConfigError(
+            f"campaign {folder.name}: {folder / 'config.json'} is of another version of hacrl; run its config again to renew it"
+        ) from None
 
 
 def is_running(folder: Path) -> bool:

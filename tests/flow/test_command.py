@@ -165,3 +165,12 @@ def test_a_stage_that_fails_is_one_line_not_a_traceback(hacrl):
     text = hacrl("run", config(hacrl), "--set", f"agents={json.dumps(agents)}", "--set", "name=broken", code=2)
     assert "error: checkpoint" in text
     assert "no-such-model" in text
+
+
+def test_a_campaign_of_another_version_does_not_hide_the_others(hacrl):
+    odd = hacrl.home / "campaigns" / "odd"
+    odd.mkdir()
+    (odd / "config.json").write_text('{"name": "odd", "no_such_key": 1}')
+    text = hacrl("status")
+    assert "campaign odd" in text
+    assert re.search(r"tiny\s+complete\s+2/2\s+ada", text)
