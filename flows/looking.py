@@ -24,6 +24,8 @@ from hacrl_core.errors import ArtifactError, ConfigError
 
 _STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
 
+WIDE = 130  # columns that a terminal needs for the costs
+
 
 def campaign_folders(home: Home) -> list[Path]:
     """Newest activity first."""
@@ -37,8 +39,7 @@ def show_status(console: Console, home: Home) -> None:
         console.print(f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml")
         return
     store = Store(home.store)
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in (
+    titles = [
         "campaign",
         "state",
         "iterations",
@@ -49,8 +50,12 @@ def show_status(console: Console, home: Home) -> None:
         "responses",
         "tokens",
         "last activity",
-    ):
-        table.add_column(title)
+    ]
+    if console.width < WIDE:
+        titles = titles[:7]
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
     for folder in folders:
         try:
             rows = _status_rows(store, folder)
@@ -58,7 +63,7 @@ def show_status(console: Console, home: Home) -> None:
             console.print(Text(f"! {problem}", style="yellow"))
             continue
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*row[: len(titles)])
     console.print(table)
 
 
