@@ -1,0 +1,44 @@
+"""What all commands share: their options, and one line instead of a traceback."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from hacrl_core.errors import HacrlError
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", help="Folder for all state. Default: $HACRL_HOME, else .hacrl here.", show_default=False),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Change one setting, e.g. --set update.learning_rate=1e-4. Repeatable."
+    ),
+]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A campaign's YAML file.")]
+CampaignArgument = Annotated[str | None, typer.Argument(help="Name of a campaign; the latest one unless given.")]
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """The user's mistakes and known failures end in one line and an exit code, never in a traceback."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except HacrlError as problem:
+            Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(problem))}", highlight=False)
+            raise typer.Exit(problem.exit_code) from None
+        except KeyboardInterrupt:
+            Console(stderr=True, soft_wrap=True).print(
+                "stopped; everything finished so far is saved. Run the same command again to go on."
+            )
+            raise typer.Exit(130) from None
+
+    return wrapped
