@@ -61,6 +61,7 @@ bench-verify: setup  ## Verifier against a plain math-verify loop
 	@$(BIN)/python benchmarks/verify.py
 
 lock: setup  ## Renew the pins in the lock files
+	@sed -i '/^torch==/d' requirements.lock requirements-bench.lock  # a pin without +cpu would be kept, with all of CUDA
 	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev --extra lora pyproject.toml -o requirements.lock
 	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
 	@sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock requirements-bench.lock
