@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Hacrl:
     """The command in a home of its own."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.home = place, place / "home"
+    def __init__(self, place: Path, prefect_url: str) -> None:
+        self.place, self.home, self.prefect_url = place, place / "home", prefect_url
         (place / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "tracking": {"enabled": True}}))
 
     def __call__(self, *words: str, code: int = 0) -> str:
@@ -32,6 +32,7 @@ class Hacrl:
             "COLUMNS": "200",
             "OMP_NUM_THREADS": "1",
             "HOME": str(self.place),
+            "PREFECT_API_URL": self.prefect_url,
         }
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", *words],
@@ -56,8 +57,8 @@ class Hacrl:
 
 
 @pytest.fixture(scope="module")
-def hacrl(tmp_path_factory):
-    command = Hacrl(tmp_path_factory.mktemp("user"))
+def hacrl(tmp_path_factory, prefect_url):
+    command = Hacrl(tmp_path_factory.mktemp("user"), prefect_url)
     command.first = command("run", str(command.place / "tiny.yaml"))
     return command
 
