@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from flows.commands import campaigns, configs
+from flows.commands import campaigns, configs, views
 
 # A user's own verifier lies beside the config; a console script does not look there by itself.
 sys.path.append(str(Path.cwd()))
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)
+app.add_typer(views.app)
 app.add_typer(configs.app, name="config")
 
 

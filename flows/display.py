@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +36,10 @@ class _AgentRow:
 class Display:
     """Shows progress and collects warnings. Every method may be called from several threads."""
 
-    def __init__(self, console: Console, config: CampaignConfig) -> None:
-        self.console, self._config = console, config
+    def __init__(
+        self, console: Console, config: CampaignConfig, on_warning: Callable[[str], None] = lambda message: None
+    ) -> None:
+        self.console, self._config, self._on_warning = console, config, on_warning
         self._rows = {agent: _AgentRow() for agent in config.agents}
         self._iteration = 0
         self._begun = time.monotonic()
@@ -69,6 +72,7 @@ class Display:
             if message in self._told:
                 return
             self._told.add(message)
+        self._on_warning(message)
         self.console.print(Text.assemble(("! ", "yellow"), message))
 
     def counts(self) -> tuple[int, int]:

@@ -1,5 +1,9 @@
 """The campaign as a Prefect flow: one flow per campaign, a task per stage that has to run."""
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ from rich.console import Console
 from flows.campaign import run_campaign
 from flows.home import Home
 from flows.launch import Session, open_session, tracking
-from flows.replay import Observers
+from flows.replay import Observers, joined
 from flows.tasks import PrefectRunner, first_error
 from flows.tracking import Tracker
 from flows.workers import Worker
@@ -29,20 +33,29 @@ def _run_name() -> str:
 def campaign_flow(config: dict[str, Any], home: str) -> tuple[int, int]:
     """Run or resume a campaign; returns how many stages ran and how many were there already."""
     campaign = CampaignConfig.model_validate(config)
-    with open_session(campaign, Home(Path(home)), Console()) as session, tracking(session) as tracker, session.display:
+    with (
+        open_session(campaign, Home(Path(home)), Console()) as session,
+        _logged(session),
+        tracking(session) as tracker,
+        session.display,
+    ):
         return _execute(session, tracker)
 
 
 def _execute(session: Session, tracker: Tracker | None) -> tuple[int, int]:
     config = session.config
+    observers = joined(session.display.observers(), session.log.observers(), _tracking(session, tracker))
     workers = {
-        name: Worker(name, session.home.store, threads=config.runtime.threads_per_agent, device=agent.device)
+        name: Worker(
+            name,
+            session.home.store,
+            threads=config.runtime.threads_per_agent,
+            device=agent.device,
+            output=observers.events.output,
+        )
         for name, agent in config.agents.items()
     }
-    observers = session.display.observers()
-    runner = PrefectRunner(
-        session.store, session.record, workers, config.runtime.retries, _tracked(observers, session, tracker)
-    )
+    runner = PrefectRunner(session.store, session.record, workers, config.runtime.retries, observers)
     complete = False
     try:
         run_campaign(config, session.calls, runner)
@@ -62,12 +75,27 @@ def _execute(session: Session, tracker: Tracker | None) -> tuple[int, int]:
     return session.display.counts()
 
 
-def _tracked(observers: Observers, session: Session, tracker: Tracker | None) -> Observers:
+def _tracking(session: Session, tracker: Tracker | None) -> Observers:
     """After each iteration, what finished since the last one goes to MLflow in one batch per run."""
+    if tracker is None:
+        return Observers()
+    return Observers(iteration=lambda number: tracker.log(session.record.entries_since_last_call()))
 
-    def iteration_done(iteration: int) -> None:
-        observers.iteration(iteration)
-        if tracker is not None:
-            tracker.log(session.record.entries_since_last_call())
 
-    return Observers(observers.started, observers.finished, iteration_done, observers.events)
+@contextmanager
+def _logged(session: Session) -> Iterator[None]:
+    """The run's first and last line in the campaign's log."""
+    config, begun = session.config, time.monotonic()
+    agents = ", ".join(config.agents)
+    session.log.write("run", f"{config.name}: to iteration {config.iterations}, agents {agents}, process {os.getpid()}")
+    try:
+        yield
+    except Exception as problem:
+        session.log.write("error", str(first_error(problem) or f"{type(problem).__name__}: {problem}"))
+        session.log.write("end", f"failed after {time.monotonic() - begun:.1f} s")
+        raise
+    except BaseException:
+        session.log.write("end", f"stopped from outside after {time.monotonic() - begun:.1f} s")
+        raise
+    ran, cached = session.display.counts()
+    session.log.write("end", f"complete: {ran} stages ran, {cached} from the store, {time.monotonic() - begun:.1f} s")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from flows.calls import Calls
 from flows.campaign import run_campaign
 from flows.display import Display
 from flows.home import Home
+from flows.logbook import Logbook
 from flows.prefect_server import prefect_api
 from flows.records import Entry, Record
 from flows.replay import CacheMiss, Replay
@@ -45,6 +46,7 @@ class Session:
     calls: Calls
     record: Record
     display: Display
+    log: Logbook
 
 
 def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
@@ -54,7 +56,11 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
     with open_session(config, home, console) as session:
         complete = replay(session)
         if complete:
-            return _summary(session, begun)
+            summary = _summary(session, begun)
+            session.log.write(
+                "run", f"{config.name}: all {summary.cached} stages were in the store, nothing had to run"
+            )
+            return summary
     console.print("starting Prefect …", style="dim")
     with prefect_api(home):
         from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
@@ -68,12 +74,12 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
 
 @contextmanager
 def open_session(config: CampaignConfig, home: Home, console: Console) -> Iterator[Session]:
-    display = Display(console, config)
-    store = Store(home.store, on_problem=display.warn)
     calls = Calls(config, load_problems(config.problems).content_digest)
-    with Record(home.campaign(config.name), config) as record:
+    with Record(home.campaign(config.name), config) as record, closing(Logbook(record.folder)) as log:
+        display = Display(console, config, log.warn)
+        store = Store(home.store, on_problem=display.warn)
         store.sweep_staging()
-        yield Session(config, home, store, calls, record, display)
+        yield Session(config, home, store, calls, record, display, log)
 
 
 def replay(session: Session) -> bool:

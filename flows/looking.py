@@ -1,9 +1,7 @@
-"""Looking at campaigns in the terminal: how far they are, and what the agents wrote."""
+"""Looking at campaigns in the terminal: which there are, and what the agents wrote."""
 
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,111 +10,20 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from flows.display import sparkline
-from flows.evaluating import versions_of
 from flows.home import Home
-from flows.pictures import curves
-from flows.records import Entry, is_running, read_campaign, read_entries
+from flows.records import Entry, read_campaign, read_entries
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
-from hacrl_core.errors import ArtifactError, ConfigError
+from hacrl_core.errors import ConfigError
 
 _STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
-
-WIDE = 130  # columns that a terminal needs for the costs
 
 
 def campaign_folders(home: Home) -> list[Path]:
     """Newest activity first."""
     found = [path.parent for path in home.campaigns.glob("*/config.json")]
-    return sorted(found, key=lambda folder: -os.path.getmtime(_last_touched(folder)))
-
-
-def show_status(console: Console, home: Home) -> None:
-    folders = campaign_folders(home)
-    if not folders:
-        console.print(f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml")
-        return
-    store = Store(home.store)
-    titles = [
-        "campaign",
-        "state",
-        "iterations",
-        "agent",
-        "reward",
-        "",
-        "accuracy",
-        "responses",
-        "tokens",
-        "last activity",
-    ]
-    if console.width < WIDE:
-        titles = titles[:7]
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    for folder in folders:
-        try:
-            rows = _status_rows(store, folder)
-        except ConfigError as problem:  # one campaign that cannot be read must not hide the others
-            console.print(Text(f"! {problem}", style="yellow"))
-            continue
-        for row in rows:
-            table.add_row(*row[: len(titles)])
-    console.print(table)
-
-
-def _status_rows(store: Store, folder: Path) -> list[list[Any]]:
-    config, entries = read_campaign(folder), read_entries(folder)
-    done = _iterations_done(store, config, entries)
-    state = (
-        "[cyan]running[/cyan]"
-        if is_running(folder)
-        else "[green]complete[/green]"
-        if done == config.iterations
-        else "stopped"
-    )
-    # Beyond that lie entries of the iteration under way, and of settings that the campaign no longer has.
-    entries = [e for e in entries if e.iteration is None or e.iteration < done + (e.stage == "evaluate")]
-    rewards, accuracies = curves(store, entries)
-    touched = time.strftime("%Y-%m-%d %H:%M", time.localtime(os.path.getmtime(_last_touched(folder))))
-    rows = []
-    for number, agent in enumerate(config.agents):
-        points = [value for _, value in sorted(rewards.get(agent, {}).items())]
-        accuracy = next((found[max(found)] for (who, _), found in accuracies.items() if who == agent), None)
-        spent = list(_metrics(store, [e for e in entries if e.stage == "generate" and e.agent == agent]))
-        head = [config.name, state, f"{done}/{config.iterations}"] if number == 0 else ["", "", ""]
-        rows.append(
-            [
-                *head,
-                agent,
-                f"{points[-1]:.2f}" if points else "",
-                Text(sparkline(points[-24:]), style="cyan"),
-                f"{accuracy:.1%}" if accuracy is not None else "",
-                f"{sum(m['generate/responses'] for m in spent):,.0f}",
-                f"{sum(m['generate/tokens'] for m in spent):,.0f}",
-                touched if number == 0 else "",
-            ]
-        )
-    return rows
-
-
-def _iterations_done(store: Store, config: CampaignConfig, entries: list[Entry]) -> int:
-    """Iterations that every agent that takes part has finished, with the settings of now."""
-    versions = {agent: len(versions_of(store, entries, agent, config)) - 1 for agent in config.agents}
-    for iteration in range(config.iterations):
-        if any(versions[agent] <= iteration - config.agents[agent].joins for agent in config.present(iteration)):
-            return iteration
-    return config.iterations
-
-
-def _metrics(store: Store, entries: list[Entry]) -> Iterator[Mapping[str, float]]:
-    for entry in entries:
-        try:
-            yield store.manifest(entry.stage, entry.key).metrics
-        except ArtifactError:
-            continue  # cleaned away
+    return sorted(found, key=lambda folder: -os.path.getmtime(last_touched(folder)))
 
 
 def show_rollouts(
@@ -130,7 +37,7 @@ def show_rollouts(
     prompts: int,
 ) -> None:
     """Prompt by prompt: who wrote what, whether it was right, and what the learner makes of it."""
-    folder = _campaign_folder(home, campaign)
+    folder = find_campaign(home, campaign)
     config = read_campaign(folder)
     for name in (agent, learner):
         if name is not None and name not in config.agents:
@@ -196,7 +103,7 @@ def _tags(raw: str) -> str:
     return ", ".join(f"{name} {value}" for name, value in json.loads(raw).items() if name != "fact")
 
 
-def _campaign_folder(home: Home, name: str | None) -> Path:
+def find_campaign(home: Home, name: str | None) -> Path:
     if name is not None:
         return home.campaign(name)
     folders = campaign_folders(home)
@@ -224,6 +131,6 @@ def _table(store: Store, entry: Entry, schema: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _last_touched(folder: Path) -> Path:
+def last_touched(folder: Path) -> Path:
     record = folder / "stages.jsonl"
     return record if record.exists() else folder

@@ -33,6 +33,31 @@ class Observers:
     events: Events = field(default_factory=Events)
 
 
+def joined(*parts: Observers) -> Observers:
+    """All of them, told one after the other."""
+
+    def everybody(functions: list[Callable[..., None]]) -> Callable[..., None]:
+        def tell(*news: object) -> None:
+            for function in functions:
+                function(*news)
+
+        return tell
+
+    events = [part.events for part in parts]
+    listening = [e.output for e in events if e.output is not None]
+    return Observers(
+        started=everybody([part.started for part in parts]),
+        finished=everybody([part.finished for part in parts]),
+        iteration=everybody([part.iteration for part in parts]),
+        events=Events(
+            progress=everybody([e.progress for e in events]),
+            warn=everybody([e.warn for e in events]),
+            waiting=everybody([e.waiting for e in events]),
+            output=everybody(listening) if listening else None,
+        ),
+    )
+
+
 def bind(planned: Planned) -> StageCall:
     """The call with its inputs resolved; waits for those that still run."""
     inputs = {role: handle.outcome().ref for role, handle in planned.inputs.items()}

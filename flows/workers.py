@@ -37,13 +37,24 @@ class Events:
     progress: Callable[[StageCall, int, int, str], None] = lambda call, done, total, note: None
     warn: Callable[[str], None] = lambda message: None
     waiting: Callable[[StageCall, str], None] = lambda call, holder: None
+    output: Callable[[str, str], None] | None = (
+        None  # worker, line: what its process prints; None leaves it where it goes
+    )
 
 
 class Worker:
     """The parent's end. One call at a time; started by its first call, started again after it died."""
 
-    def __init__(self, name: str, store_root: Path, *, threads: int, device: str) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        store_root: Path,
+        *,
+        threads: int,
+        device: str,
+        output: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.name, self._output = name, output
         self._settings = (store_root, threads, device)
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -102,11 +113,17 @@ class Worker:
                 return self._pipe
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
+            printed = _listen(context, self.name, self._output) if self._output is not None else None
             self._process = context.Process(
-                target=_serve, args=(theirs, os.getpid(), *self._settings), name=f"hacrl {self.name}", daemon=False
+                target=_serve,
+                args=(theirs, os.getpid(), *self._settings, printed),
+                name=f"hacrl {self.name}",
+                daemon=False,
             )
             self._process.start()
             theirs.close()
+            if printed is not None:
+                printed.close()
             return self._pipe
 
     def _reap(self) -> int | None:
@@ -129,9 +146,36 @@ def _reason(code: int | None) -> str:
     return f"killed by {signal.Signals(-code).name}"
 
 
-def _serve(pipe: Connection, parent: int, store_root: Path, threads: int, device: str) -> None:
+def _listen(context: Any, name: str, output: Callable[[str, str], None]) -> Connection:
+    """A pipe for all that the process and its children print; a thread hands it on line by line until the last of them is gone."""
+    ours, theirs = context.Pipe(duplex=False)
+
+    def read() -> None:
+        with ours, open(ours.fileno(), errors="replace", closefd=False) as lines:
+            for line in lines:
+                output(name, line.rstrip("\n"))
+
+    threading.Thread(target=read, name=f"output of {name}", daemon=True).start()
+    end: Connection = theirs
+    return end
+
+
+def _print_into(pipe: Connection) -> None:
+    """Standard output and error of this process, and of those it starts, go into the pipe from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(pipe.fileno(), stream.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    pipe.close()
+
+
+def _serve(
+    pipe: Connection, parent: int, store_root: Path, threads: int, device: str, printed: Connection | None = None
+) -> None:
     """The worker's life: take a call, run it, answer; until the pipe ends."""
     die_with_parent(parent)
+    if printed is not None:
+        _print_into(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

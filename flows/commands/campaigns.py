@@ -1,4 +1,4 @@
-"""Commands that run, watch and evaluate campaigns."""
+"""Commands that run and evaluate campaigns, and look into their rollouts."""
 
 from typing import Annotated
 
@@ -23,15 +23,6 @@ def run(config: ConfigArgument, set_: SetOption = None, home: HomeOption = None)
     console = Console()
     campaign = load_config(config, CampaignConfig, set_ or ())
     show_summary(console, launch(campaign, Home.find(home), console))
-
-
-@app.command()
-@one_line_errors
-def status(home: HomeOption = None) -> None:
-    """Show campaigns: how far each is, its rewards and accuracies, whether it is running."""
-    from flows.looking import show_status
-
-    show_status(Console(), Home.find(home))
 
 
 @app.command()

@@ -1,0 +1,45 @@
+"""Commands that look at campaigns: status, logs, the report; and the one that takes an agent out."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.commands.common import CampaignArgument, HomeOption, one_line_errors
+from flows.home import Home
+
+app = typer.Typer()
+
+
+@app.command()
+@one_line_errors
+def status(
+    campaign: Annotated[str | None, typer.Argument(help="Name of a campaign; all of them unless given.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Also campaigns that ended long ago.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show running and past campaigns: progress, rate, time left, what they cost, how good their agents are.
+
+    [bold]each[/bold] is the wall time of one iteration, [bold]left[/bold] what remains at that rate; [bold]responses[/bold] and
+    [bold]tokens[/bold] are those of all agents in training, [bold]stages[/bold] the time of all stages, side by side or not.
+    """
+    from flows.status import show_status, watch_status
+
+    (watch_status if watch else show_status)(Console(), Home.find(home), campaign, everything=all_)
+
+
+@app.command()
+@one_line_errors
+def logs(
+    campaign: CampaignArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines; 0 shows all.")] = 40,
+    problems: Annotated[bool, typer.Option("--problems", "-p", help="Only warnings and errors.")] = False,
+    worker: Annotated[str | None, typer.Option(help="Only what this agent's worker process printed.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Show what happened in a campaign: stages with their seconds, warnings, errors, what worker processes printed."""
+    from flows.status import show_log
+
+    show_log(Console(), Home.find(home), campaign, lines=lines, following=follow, problems=problems, worker=worker)
