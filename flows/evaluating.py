@@ -110,7 +110,7 @@ def evaluate_agent(
 
 
 def find_agent(store: Store, home: Home, name: str) -> Subject:
-    """A folder, ``campaign/agent`` with ``@iterations``, or a hub id with ``@revision``; in this order."""
+    """A folder, ``campaign/agent`` with ``@iterations``, ``@best`` or ``@latest``, or a hub id with ``@revision``; in this order."""
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return _checkpoint(name, CheckpointConfig(path=str(path.parent), gguf_file=path.name))
@@ -141,11 +141,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     versions = versions_of(store, read_entries(folder), agent, config)
     if not versions:
         raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
-    if wanted and not (wanted.isdecimal() and int(wanted) < len(versions)):
-        raise ConfigError(
-            f"agent {campaign}/{agent}@{wanted}: no such version; give the iterations it has behind it, 0 to {len(versions) - 1}"
-        )
-    iterations = int(wanted) if wanted else len(versions) - 1
+    iterations = _version(store, config, folder, agent, wanted, len(versions))
     corpus = config.problems if isinstance(config.problems, ArithmeticConfig) else ArithmeticConfig()
     return Subject(
         f"{campaign}/{agent}@{iterations}",
@@ -157,6 +153,26 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         corpus,
         config.evaluate.benchmarks,
     )
+
+
+def _version(store: Store, config: CampaignConfig, folder: Path, agent: str, wanted: str, known: int) -> int:
+    """Which of the agent's versions: the latest, the best on the campaign's benchmarks, or that after so many iterations."""
+    if wanted in ("", "latest"):
+        return known - 1
+    if wanted == "best":
+        from flows.reporting.history import History
+
+        best = History(config, store, read_entries(folder)).best(agent)
+        if best is None:
+            raise ConfigError(
+                f"agent {config.name}/{agent}@best: none of its versions was evaluated; take @latest, or give the campaign a benchmark"
+            )
+        return best
+    if not (wanted.isdecimal() and int(wanted) < known):
+        raise ConfigError(
+            f"agent {config.name}/{agent}@{wanted}: no such version; give latest, best, or the iterations it has behind it, 0 to {known - 1}"
+        )
+    return int(wanted)
 
 
 def versions_of(store: Store, entries: Sequence[Entry], agent: str, config: CampaignConfig) -> list[Entry]:

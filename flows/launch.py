@@ -16,6 +16,7 @@ from flows.logbook import Logbook
 from flows.prefect_server import prefect_api
 from flows.records import Entry, Record
 from flows.replay import CacheMiss, Replay
+from flows.reporting.history import History
 from flows.tracking import Projection, Tracker, quiet_environment, tracking_uri
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
@@ -118,7 +119,8 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
 def draw(session: Session) -> Path | None:
     from flows.pictures import learning_curves
 
-    return learning_curves(session.store, session.record.entries(), session.home.campaign(session.config.name))
+    history = History(session.config, session.store, session.record.entries())
+    return learning_curves(history, session.home.campaign(session.config.name))
 
 
 def _summary(session: Session, begun: float) -> Summary:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def show_rollouts(
     chosen = _iteration(entries, iteration, config)
     store = Store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
-    groups = _responses(store, entries, list(config.agents), chosen, learner)
+    groups = responses_of(store, entries, list(config.agents), chosen, [learner] if learner else [])
     console.print(Text(f"{config.name}, iteration {chosen}", style="bold"))
     shown = 0
     for prompt in asked:
@@ -64,22 +65,28 @@ def show_rollouts(
         console.print("No response fits these filters.")
 
 
-def _responses(
-    store: Store, entries: dict[Any, Entry], agents: list[str], iteration: int, learner: str | None
+def responses_of(
+    store: Store, entries: Mapping[Any, Entry], agents: Sequence[str], iteration: int, learners: Sequence[str] = ()
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rollouts with verdict and advantage, by prompt. Advantages are the given learner's, else each sampler's own."""
+    """Rollouts with verdict and, by learner, credit; grouped by prompt. Without learners, each sampler's own credit."""
+    credits = {a: _credit(store, entries, a, iteration) for a in learners or agents}
     groups: dict[str, list[dict[str, Any]]] = {}
     for sampler in agents:
         if ("verify", sampler, iteration) not in entries:
             continue
         rows = _table(store, entries["generate", sampler, iteration], ROLLOUTS)
         verdicts = {v["rollout_id"]: v for v in _table(store, entries["verify", sampler, iteration], VERDICTS)}
-        credit = entries.get(("credit", learner or sampler, iteration))
-        credits = {c["rollout_id"]: c for c in _table(store, credit, CREDIT)} if credit else {}
+        heard = credits if learners else {sampler: credits[sampler]}
         for row in rows:
-            row.update(verdict=verdicts[row["rollout_id"]]["verdict"], credit=credits.get(row["rollout_id"]))
+            known = {who: found[row["rollout_id"]] for who, found in heard.items() if row["rollout_id"] in found}
+            row.update(verdict=verdicts[row["rollout_id"]]["verdict"], credits=known)
             groups.setdefault(row["prompt_id"], []).append(row)
     return groups
+
+
+def _credit(store: Store, entries: Mapping[Any, Entry], learner: str, iteration: int) -> dict[str, dict[str, Any]]:
+    entry = entries.get(("credit", learner, iteration))
+    return {} if entry is None else {c["rollout_id"]: c for c in _table(store, entry, CREDIT)}
 
 
 def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
@@ -90,16 +97,16 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
     for row in rows:
         distinct.setdefault((row["agent_id"], row["response_text"]), []).append(row)
     for (who, text), alike in distinct.items():
-        kind, credit = alike[0]["verdict"], alike[0]["credit"]
-        advantage = f"{credit['advantage']:+.2f}" if credit else ""
+        kind, credits = alike[0]["verdict"], list(alike[0]["credits"].values())
+        advantage = f"{credits[0]['advantage']:+.2f}" if credits else ""
         cut = " …" if alike[0]["finish_reason"] == "length" else ""
         table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(text + cut))
     question = " ".join(m["content"] for m in prompt["messages"])
     title = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
-    return Panel(table, title=title, title_align="left", subtitle=Text(_tags(prompt["tags"])), subtitle_align="right")
+    return Panel(table, title=title, title_align="left", subtitle=Text(tags_of(prompt["tags"])), subtitle_align="right")
 
 
-def _tags(raw: str) -> str:
+def tags_of(raw: str) -> str:
     return ", ".join(f"{name} {value}" for name, value in json.loads(raw).items() if name != "fact")
 
 

@@ -7,13 +7,18 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.launch import Summary
-from flows.pictures import curves
+from flows.reporting.history import History
 from hacrl_core.artifacts import Store
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    store = Store(summary.home.store)
-    _, accuracies = curves(store, summary.entries)
+    history = History(summary.config, Store(summary.home.store), summary.entries)
+    accuracies = {
+        (agent, benchmark): dict(points)
+        for agent in history.agents
+        for benchmark in history.benchmarks
+        if (points := history.accuracy(agent, benchmark))
+    }
     if accuracies:
         table = Table(title="Held-out accuracy", title_justify="left", box=None, padding=(0, 2), header_style="dim")
         for title, side in (
@@ -38,6 +43,7 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"{summary.ran} stages ran, {summary.cached} were in the cache. {summary.seconds:.0f} s.")
     if summary.picture is not None:
         console.print(f"learning curves: {_short(summary.picture)}", soft_wrap=True)
+    console.print(f"whole report:    hacrl report {summary.config.name}", soft_wrap=True)
     if summary.tracking_uri is not None:
         console.print(f"open MLflow:     {_open_mlflow(summary.tracking_uri)}", soft_wrap=True)
 

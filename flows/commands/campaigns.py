@@ -55,7 +55,7 @@ def evaluate(
     agent: Annotated[
         str,
         typer.Argument(
-            help="campaign/agent (newest version; campaign/agent@12 after 12 iterations), a checkpoint's folder, a .gguf file, "
+            help="campaign/agent (newest version; campaign/agent@12 after 12 iterations, @best, @latest), a checkpoint's folder, a .gguf file, "
             "or a hub id (org/model, org/model@revision)."
         ),
     ],

@@ -1,5 +1,6 @@
 """Commands that look at campaigns: status, logs, the report; and the one that takes an agent out."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,3 +44,44 @@ def logs(
     from flows.status import show_log
 
     show_log(Console(), Home.find(home), campaign, lines=lines, following=follow, problems=problems, worker=worker)
+
+
+@app.command()
+@one_line_errors
+def report(
+    campaign: CampaignArgument = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write into; the campaign's own unless given.")
+    ] = None,
+    pictures: Annotated[bool, typer.Option(help="Also write the charts as PNGs.")] = True,
+    home: HomeOption = None,
+) -> None:
+    """Write a campaign as one HTML page that needs nothing else, and its charts as PNGs; also while it runs."""
+    from flows.reporting.page import write_report
+
+    console = Console()
+    for path in write_report(Home.find(home), campaign, out, pictures=pictures):
+        console.print(str(path), soft_wrap=True, highlight=False)
+
+
+@app.command()
+@one_line_errors
+def export(
+    agent: Annotated[
+        str,
+        typer.Argument(
+            metavar="AGENT",
+            help="campaign/agent, its latest version; or with @best, @latest, @12 (after 12 iterations).",
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+    home: HomeOption = None,
+) -> None:
+    """Write an agent as a plain checkpoint that transformers and vLLM load without this project.
+
+    [bold]@best[/bold] is the version with the highest mean accuracy on its campaign's benchmarks.
+    """
+    from flows.exporting import export_agent
+
+    done = export_agent(Home.find(home), agent, folder)
+    Console().print(f"{done.name} in {done.folder}, {done.bytes / 1e6:.1f} MB", soft_wrap=True, highlight=False)
