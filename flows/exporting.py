@@ -33,7 +33,7 @@ class Exported:
 
 def export_agent(home: Home, name: str, folder: Path) -> Exported:
     """Write the checkpoint beside its place, then move it there: a folder that exists is whole."""
-    store = Store(home.store)
+    store, folder = Store(home.store), folder.expanduser().absolute()
     subject = find_agent(store, home, name)
     if not isinstance(subject.version, ArtifactRef):
         raise ConfigError(
