@@ -134,4 +134,4 @@ def _metrics(
     return metrics
 
 
-STAGE = Stage("score", 1, ScoreSlice, run)
+STAGE = Stage("score", 2, ScoreSlice, run)

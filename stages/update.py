@@ -250,4 +250,4 @@ def _maybe(values: tuple[float, ...] | None) -> Any:
     return None if values is None else torch.tensor(values)
 
 
-STAGE = Stage("update", 1, UpdateSlice, run)
+STAGE = Stage("update", 2, UpdateSlice, run)

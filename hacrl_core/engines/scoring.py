@@ -8,7 +8,8 @@ import torch
 
 from hacrl_core.config.training import Autocast
 from hacrl_core.engines.agents import Agent
-from hacrl_core.engines.fused import fused_pass, hidden_states, plan_chunks, read_head
+from hacrl_core.engines.fused import fused_pass, plan_chunks, read_head
+from hacrl_core.engines.prefixes import response_states, shares_prefixes
 from hacrl_core.engines.sequences import TrainSequence, check_sequences, microbatches
 
 
@@ -31,10 +32,10 @@ def score_sequences(
     device = agent.device
     agent.model.eval()
     scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
-    for batch in microbatches(sequences, token_budget, agent.pad_token_id):
+    shared = autocast == "none" and shares_prefixes(agent.model)
+    for batch in microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared):
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
-            hidden_BTH = hidden_states(agent.model, torch.from_numpy(batch.input_ids_BT).to(device))
-        hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(batch.positions_R).to(device))
+            hidden_RH = response_states(agent.model, batch)
         chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
         targets_R = torch.from_numpy(batch.targets_R).to(device)
         outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)

@@ -1,7 +1,7 @@
 """Token sequences for scoring and training: checking, sorting into microbatches, padding, and leaving out wasted work."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -11,6 +11,9 @@ from hacrl_core.errors import EngineError
 
 Ints = npt.NDArray[np.int64]
 
+# Laying nodes out for attention has its price: padded rows are run as they are unless the tree is clearly smaller.
+_TREE_BELOW = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
@@ -18,6 +21,16 @@ class TrainSequence:
 
     prompt_token_ids: tuple[int, ...]
     response_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The distinct prefixes of a microbatch's rows, one node each. Padding points at node 0."""
+
+    tokens_N: Ints
+    depth_N: Ints  # position in the sequence
+    place_BT: Ints  # node of every cell of the padded rows
+    cell_N: Ints  # a cell of [B*T] that each node stands in
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Microbatch:
     targets_R: Ints  # the response tokens they predict
     lengths: tuple[int, ...]  # response tokens per row
     tokens: int  # of input_ids_BT, padding left out
+    tree: Tree | None = None  # what to run instead of input_ids_BT, where that is less
 
 
 def check_sequences(sequences: Sequence[TrainSequence], *, vocabulary: int, context_length: int) -> None:
@@ -50,26 +64,89 @@ def check_sequences(sequences: Sequence[TrainSequence], *, vocabulary: int, cont
             )
 
 
-def microbatches(sequences: Sequence[TrainSequence], token_budget: int, pad_token_id: int) -> list[Microbatch]:
-    """Rows sorted by length, longest first (so that memory peaks at once), cut where padding would exceed the budget.
+def microbatches(
+    sequences: Sequence[TrainSequence], token_budget: int, pad_token_id: int, *, share_prefixes: bool = False
+) -> list[Microbatch]:
+    """Rows cut into microbatches of at most ``token_budget`` tokens, the longest first, so that memory peaks at once.
 
-    A row longer than the budget makes a microbatch of its own.
+    Without shared prefixes rows are sorted by length and padded tokens count. With them the responses of a prompt stay together, and
+    of what a token keeps in memory three quarters go with the distinct prefixes and one with the padded rows. A row longer than the budget makes
+    a microbatch of its own.
     """
     lengths = np.array([len(s.prompt_token_ids) + len(s.response_token_ids) - 1 for s in sequences], dtype=np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    batches = []
-    start = 0
-    while start < len(order):
-        size = max(1, token_budget // int(lengths[order[start]]))
-        batches.append(_pad(sequences, order[start : start + size], lengths, pad_token_id))
-        start += size
-    return batches
+    if not share_prefixes:
+        order = np.argsort(-lengths, kind="stable")
+        cut = _cut(order, lengths, np.zeros_like(lengths), token_budget, padded_counts=4)
+        return [_pad(sequences, rows_B, lengths, pad_token_id) for rows_B in cut]
+    order = _by_prompt(sequences, lengths)
+    new = lengths[order] - _shared_with_last([sequences[row] for row in order])
+    cut = _cut(order, lengths, new, token_budget, padded_counts=1)
+    return [_with_tree(_pad(sequences, rows_B, lengths, pad_token_id), lengths[rows_B]) for rows_B in cut]
+
+
+def _cut(order: Ints, lengths: Ints, new: Ints, budget: int, *, padded_counts: int) -> list[Ints]:
+    """``order`` in pieces within the budget; ``padded_counts`` quarters of a token count where it is padded, the rest where it is
+    new beside the row before, which ``new`` has the number of."""
+    pieces, start, distinct, width = [], 0, 0, 0
+    for at, (length, own) in enumerate(zip(lengths[order].tolist(), new.tolist(), strict=True)):
+        wider = max(width, length)
+        cost = (4 - padded_counts) * (distinct + own) + padded_counts * wider * (at + 1 - start)
+        if at > start and cost > 4 * budget:
+            pieces.append(order[start:at])
+            start, distinct, wider, own = at, 0, length, length
+        distinct, width = distinct + own, wider
+    return [*pieces, order[start:]] if len(order) else []
+
+
+def _by_prompt(sequences: Sequence[TrainSequence], lengths: Ints) -> Ints:
+    """Prompts with their responses together, those with the longest first; responses sorted, so that neighbours share most."""
+    longest: dict[tuple[int, ...], int] = {}
+    for sequence, length in zip(sequences, lengths.tolist(), strict=True):
+        longest[sequence.prompt_token_ids] = max(length, longest.get(sequence.prompt_token_ids, 0))
+
+    def key(row: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        prompt = sequences[row].prompt_token_ids
+        return -longest[prompt], prompt, sequences[row].response_token_ids
+
+    return np.array(sorted(range(len(sequences)), key=key), dtype=np.int64)
+
+
+def _shared_with_last(sequences: Sequence[TrainSequence]) -> Ints:
+    """For every row how many input tokens it has in common with the one before, from the start on."""
+    shared = []
+    last: tuple[int, ...] = ()
+    for sequence in sequences:
+        row = (*sequence.prompt_token_ids, *sequence.response_token_ids[:-1])
+        differing = (place for place, (a, b) in enumerate(zip(row, last, strict=False)) if a != b)
+        shared.append(next(differing, min(len(row), len(last))))
+        last = row
+    return np.array(shared, dtype=np.int64)
+
+
+def _with_tree(batch: Microbatch, lengths_B: Ints) -> Microbatch:
+    tree = prefix_tree(batch.input_ids_BT, lengths_B)
+    worth_it = len(tree.tokens_N) < _TREE_BELOW * batch.input_ids_BT.size
+    return replace(batch, tree=tree) if worth_it else batch
+
+
+def prefix_tree(ids_BT: Ints, lengths_B: Ints) -> Tree:
+    """Each row shares with the row above as long as their tokens agree; sorted rows share all they can."""
+    columns_T = np.arange(ids_BT.shape[1])
+    real_BT = columns_T < lengths_B[:, None]
+    same_BT = np.zeros_like(real_BT)
+    same_BT[1:] = (ids_BT[1:] == ids_BT[:-1]) & real_BT[1:] & real_BT[:-1]
+    new_BT = real_BT & ~np.logical_and.accumulate(same_BT, axis=1)
+    number_BT = np.where(new_BT, new_BT.cumsum().reshape(new_BT.shape) - 1, -1)
+    # A shared cell is the node that was last new above it: new nodes are numbered row by row, so that is the largest so far.
+    place_BT = np.where(real_BT, np.maximum.accumulate(number_BT, axis=0), 0)
+    depth_BT = np.broadcast_to(columns_T, ids_BT.shape)
+    return Tree(ids_BT[new_BT], depth_BT[new_BT], place_BT, np.flatnonzero(new_BT))
 
 
 def _pad(sequences: Sequence[TrainSequence], rows_B: Ints, lengths: Ints, pad_token_id: int) -> Microbatch:
     chosen = [sequences[row] for row in rows_B]
     used_B = lengths[rows_B]
-    width = int(used_B[0])
+    width = int(used_B.max())
     columns_T = np.arange(width)
     input_ids_BT = np.full((len(chosen), width), pad_token_id, dtype=np.int64)
     inputs = chain.from_iterable(chain(s.prompt_token_ids, s.response_token_ids[:-1]) for s in chosen)

@@ -21,10 +21,10 @@ from hacrl_core.engines.fused import (
     Objective,
     Outcome,
     fused_pass,
-    hidden_states,
     plan_chunks,
     read_head,
 )
+from hacrl_core.engines.prefixes import attention_of, response_states, shares_prefixes
 from hacrl_core.engines.sequences import Microbatch, TrainSequence, check_sequences, microbatches, padding_share
 from hacrl_core.errors import EngineError
 
@@ -57,6 +57,7 @@ class Trainer:
             )
         agent.model.eval()
         read_head(agent.model)  # refuses unsupported heads before any adapter is attached
+        self._shares_prefixes = config.autocast == "none" and shares_prefixes(agent.model)
         self._adapters = lora.attach(agent.model, config.lora, optimizer_state, seed) if config.lora else None
         self._names = [name for name, p in agent.model.named_parameters() if p.requires_grad]
         self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
@@ -114,7 +115,9 @@ class Trainer:
         head = read_head(self.agent.model)
         check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=self.agent.context_length)
         self._gradient.zero_()
-        batches = microbatches(sequences, self.config.token_budget, self.agent.pad_token_id)
+        batches = microbatches(
+            sequences, self.config.token_budget, self.agent.pad_token_id, share_prefixes=self._shares_prefixes
+        )
         outcomes = [self._backward(batch, head, objective) for batch in batches]
         loss = float(sum(outcome.loss for outcome in outcomes))
         stats = _rowwise(outcomes, len(sequences))
@@ -126,8 +129,7 @@ class Trainer:
         """Add the microbatch's gradient to the parameters' ``grad``."""
         config, device = self.config, self.agent.device
         with torch.autocast(device.type, torch.bfloat16, enabled=config.autocast == "bf16"):
-            hidden_BTH = hidden_states(self.agent.model, torch.from_numpy(batch.input_ids_BT).to(device))
-        hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(batch.positions_R).to(device))
+            hidden_RH = response_states(self.agent.model, batch)
         gradients = Gradients(
             torch.zeros_like(hidden_RH, dtype=torch.float32),
             head.weight_VH.grad if head.weight_VH.requires_grad else None,
@@ -146,7 +148,8 @@ class Trainer:
             entropy=config.entropy,
         )
         if hidden_RH.requires_grad and outcome.has_gradient:
-            torch.autograd.backward(hidden_RH, gradients.hidden_RH.to(hidden_RH.dtype))
+            with attention_of(self.agent.model, batch):
+                torch.autograd.backward(hidden_RH, gradients.hidden_RH.to(hidden_RH.dtype))
         return outcome
 
 
