@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from flows.commands import campaigns, configs, views
+from flows.commands import campaigns, configs, servers, views
 
 # A user's own verifier lies beside the config; a console script does not look there by itself.
 sys.path.append(str(Path.cwd()))
@@ -20,6 +20,7 @@ app = typer.Typer(
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)
 app.add_typer(views.app)
+app.add_typer(servers.app)
 app.add_typer(configs.app, name="config")
 
 

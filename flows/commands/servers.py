@@ -1,0 +1,77 @@
+"""Commands for the servers of a home folder, and for campaigns that run by the clock."""
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.commands.common import HomeOption, one_line_errors
+from flows.home import Home
+
+app = typer.Typer()
+
+
+@app.command()
+@one_line_errors
+def up(
+    postgres: Annotated[
+        str | None,
+        typer.Option(
+            "--postgres",
+            envvar="HACRL_POSTGRES_URL",
+            metavar="URL",
+            show_envvar=True,
+            help="Keep the servers' state in PostgreSQL: postgresql://user:password@host:5432/hacrl makes and uses the databases "
+            "hacrl_prefect and hacrl_mlflow. Default: sqlite files in the home folder.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen. Anything but loopback needs credentials (docs/operations.md).")
+    ] = "127.0.0.1",
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --host: the name under which other machines reach this one.", show_default=False),
+    ] = None,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535)] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
+    limit: Annotated[int, typer.Option(min=1, help="How many scheduled campaigns may run at a time.")] = 4,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="Stay in this terminal and end the servers with Ctrl-C; what systemd wants."),
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Start Prefect's and MLflow's servers and a worker, and wait until they answer. What runs already stays."""
+    from flows.servers import control
+    from flows.servers.settings import POSTGRES, Wanted
+
+    if postgres:
+        os.environ[POSTGRES] = postgres
+    else:
+        os.environ.pop(POSTGRES, None)
+    wanted = Wanted(host, prefect_port, mlflow_port, name, limit)
+    control.up(Console(), Home.find(home), wanted, foreground=foreground)
+
+
+@app.command()
+@one_line_errors
+def down(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also when a campaign in a terminal uses the servers.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """End the servers that `hacrl up` started. A scheduled campaign that runs is stopped; its next run goes on where it was."""
+    from flows.servers import control
+
+    control.down(Console(), Home.find(home), force=force)
+
+
+@app.command()
+@one_line_errors
+def ps(home: HomeOption = None) -> None:
+    """Show the servers: addresses, processes, memory, whether they answer. Exit code 1 where one does not."""
+    from flows.servers import control
+
+    raise typer.Exit(0 if control.show(Console(), Home.find(home)) else 1)

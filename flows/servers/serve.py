@@ -1,0 +1,144 @@
+"""The servers' processes: ``python -m flows.servers.serve prefect|mlflow|worker``, the same at home and in a container.
+
+What they keep and where comes from the environment (Prefect's and MLflow's own variables), so passwords are in no command line. A host
+that other machines can reach is refused without credentials.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.home import Home
+from flows.servers.credentials import client_environment, find_credentials, require_credentials
+from flows.servers.state import POOL
+from hacrl_core.errors import HacrlError
+
+LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    try:
+        {"prefect": serve_prefect, "mlflow": serve_mlflow, "worker": serve_worker}[options.server](options)
+    except HacrlError as problem:
+        sys.exit(f"error: {problem}")
+
+
+def serve_prefect(options: argparse.Namespace) -> None:
+    credentials = find_credentials(Home.find())
+    require_credentials(options.host, credentials)
+    names = _names(options)
+    for name, value in prefect_settings(options.port, names, credentials).items():
+        os.environ.setdefault(name, value)
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    # Prefect looks at no Host header: a web page could rebind its own name to this machine and command the API.
+    guarded = TrustedHostMiddleware(create_app(), allowed_hosts=names, www_redirect=False)
+    uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
+
+
+def prefect_settings(port: int, names: list[str], credentials: str | None) -> dict[str, str]:
+    """Nothing phones home, the browser's other pages stay out, and slots of the dead are freed within about a minute."""
+    return {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "true",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_UI_API_URL": f"http://{names[0]}:{port}/api",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(
+            Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser() / "ui"
+        ),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
+            f"http://{name}:{port}" for name in names
+        ),  # by default: anybody's
+        # In memory, which is the default, leases would be forgotten by a restart and their slots held for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
+        "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "60",
+        "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
+        **({"PREFECT_SERVER_API_AUTH_STRING": credentials} if credentials else {}),
+        **client_environment(credentials),  # services inside the server call its API
+    }
+
+
+def serve_mlflow(options: argparse.Namespace) -> None:
+    """MLflow's command starts a second process to serve; this is the same server in one: half the memory and start-up time."""
+    credentials = find_credentials(Home.find())
+    require_credentials(options.host, credentials)
+    from flows.tracking import quiet_environment  # it brings pyarrow along, which Prefect and the worker do without
+
+    quiet_environment()
+    os.environ.setdefault(
+        "MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(f"{name}{port}" for name in _names(options) for port in ("", ":*"))
+    )
+    from mlflow.server import constants
+    from mlflow.server.handlers import initialize_backend_stores
+
+    store = os.environ["MLFLOW_BACKEND_STORE_URI"]
+    files = os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT", "mlflow-artifacts:/")
+    os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = store
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = files
+    if destination := os.environ.get("MLFLOW_ARTIFACTS_DESTINATION"):
+        os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
+        os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = destination
+    os.environ["_MLFLOW_SGI_NAME"] = "uvicorn"
+    initialize_backend_stores(store, store, files)  # makes or migrates the tables
+    import uvicorn
+    from mlflow.server.fastapi_app import app
+
+    from flows.servers.guard import BasicAuth
+
+    guarded: Any = app if credentials is None else BasicAuth(app, credentials, open_paths=("/health",))
+    uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
+
+
+def serve_worker(options: argparse.Namespace) -> None:
+    for name, value in client_environment(find_credentials(Home.find())).items():
+        os.environ.setdefault(name, value)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    from prefect.utilities.processutils import setup_signal_handlers_worker
+    from prefect.workers.process import ProcessWorker
+
+    from flows.servers.pool import end_lost_runs, ensure_pool
+
+    ensure_pool(POOL)
+    end_lost_runs(POOL, options.name)
+    worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
+    setup_signal_handlers_worker(os.getpid(), "the worker", print)
+    try:
+        asyncio.run(worker.start())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        print("the worker stopped")
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """Names under which a browser or client may speak of this server; the first is the one that we say."""
+    local = ["127.0.0.1", "localhost"]
+    return list(dict.fromkeys([*(options.name or []), *local]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.servers.serve", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    servers = parser.add_subparsers(dest="server", required=True)
+    for name, port in (("prefect", 4200), ("mlflow", 5000)):
+        server = servers.add_parser(name)
+        server.add_argument("--host", default="127.0.0.1")
+        server.add_argument("--port", type=int, default=port)
+        server.add_argument(
+            "--name", action="append", help="A name under which it is reached, besides localhost; repeatable."
+        )
+    worker = servers.add_parser("worker")
+    worker.add_argument("--name", default=f"hacrl {socket.gethostname()}")
+    worker.add_argument("--limit", type=int, default=4, help="Campaigns at a time.")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
