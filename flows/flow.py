@@ -15,6 +15,7 @@ from flows.campaign import run_campaign
 from flows.home import Home
 from flows.launch import Session, open_session, tracking
 from flows.replay import Observers, joined
+from flows.slots import held_slots
 from flows.tasks import PrefectRunner, first_error
 from flows.tracking import Tracker
 from flows.workers import Worker
@@ -33,8 +34,10 @@ def _run_name() -> str:
 def campaign_flow(config: dict[str, Any], home: str) -> tuple[int, int]:
     """Run or resume a campaign; returns how many stages ran and how many were there already."""
     campaign = CampaignConfig.model_validate(config)
+    console = Console()
     with (
-        open_session(campaign, Home(Path(home)), Console()) as session,
+        held_slots(campaign, lambda message: console.print(message, markup=False)),
+        open_session(campaign, Home(Path(home)), console) as session,
         _logged(session),
         tracking(session) as tracker,
         session.display,

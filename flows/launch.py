@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -67,10 +67,15 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
         from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
 
         ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
+    return conclude(config, home, console, ran, cached, begun)
+
+
+def conclude(config: CampaignConfig, home: Home, console: Console, ran: int, cached: int, begun: float) -> Summary:
+    """After the flow: the whole campaign once more from the store, for the picture and for what MLflow may have missed."""
     with open_session(config, home, console) as session:
         replay(session)
         summary = _summary(session, begun)
-    return Summary(**{**vars(summary), "ran": ran, "cached": cached, "seconds": time.monotonic() - begun})
+    return replace(summary, ran=ran, cached=cached, seconds=time.monotonic() - begun)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flows.home import Home
+from flows.servers.state import prefect_of
 from flows.workers import die_with_parent
 from hacrl_core.errors import HacrlError
 
@@ -24,14 +25,18 @@ STARTUP_SECONDS = 180
 
 @contextmanager
 def prefect_api(home: Home) -> Iterator[None]:
-    """Inside, Prefect has an API to talk to: the user's, or one of ours. Call it before prefect is imported."""
+    """Inside, Prefect has an API to talk to: the user's, that of ``hacrl up``, or a temporary one. Call it before prefect is imported."""
     _quiet_settings()
+    if not {"PREFECT_API_URL", "PREFECT_PROFILE"} & os.environ.keys() and (running := prefect_of(home)):
+        os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
+        os.environ["PREFECT_API_URL"] = running
     if {"PREFECT_API_URL", "PREFECT_PROFILE"} & os.environ.keys() or (
         Path.home() / ".prefect" / "profiles.toml"
     ).exists():
         yield
         return
     os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
+    os.environ["HACRL_PREFECT"] = "temporary"
     os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = (
         "false"  # our server is gone when the campaign is; nobody could read them
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.home import Home
 from flows.records import Entry
+from flows.servers.state import mlflow_of
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import digest_of
@@ -198,8 +199,9 @@ def quiet_environment() -> None:
 
 
 def tracking_uri(config: CampaignConfig, home: Home) -> str:
-    """The config's server, else MLFLOW_TRACKING_URI, else a sqlite file in the home folder."""
-    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
+    """The config's server, else MLFLOW_TRACKING_URI, else what ``hacrl up`` runs, else a sqlite file in the home folder (the same that
+    ``up``'s server has by default)."""
+    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or mlflow_of(home) or home.tracking_uri
 
 
 def clean_name(name: str) -> str:
@@ -211,7 +213,7 @@ def clean_name(name: str) -> str:
 def _params(config: CampaignConfig, agent: str) -> Iterable[Any]:
     from mlflow.entities import Param
 
-    whole = config.model_dump(mode="json", exclude={"agents", "tracking", "runtime"})
+    whole = config.model_dump(mode="json", exclude={"agents", "tracking", "runtime", "schedule"})
     if agent:
         whole = {
             "agent": config.agents[agent].model_dump(mode="json"),

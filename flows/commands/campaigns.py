@@ -15,14 +15,28 @@ app = typer.Typer()
 
 @app.command()
 @one_line_errors
-def run(config: ConfigArgument, set_: SetOption = None, home: HomeOption = None) -> None:
+def run(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    more: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run so many iterations beyond the last complete one, whatever the config says. Interrupted: the same again.",
+        ),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
     """Run a campaign, or go on with it: stages whose artifacts exist are not run again."""
+    from flows.goals import with_goal
     from flows.launch import launch
     from flows.summary import show_summary
 
     console = Console()
-    campaign = load_config(config, CampaignConfig, set_ or ())
-    show_summary(console, launch(campaign, Home.find(home), console))
+    campaign, place = load_config(config, CampaignConfig, set_ or ()), Home.find(home)
+    if more is not None:
+        campaign = with_goal(campaign, place, more, console.print)
+    show_summary(console, launch(campaign, place, console))
 
 
 @app.command()

@@ -1,13 +1,17 @@
 """Commands for the servers of a home folder, and for campaigns that run by the clock."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from flows.commands.common import HomeOption, one_line_errors
+from flows.commands.common import HomeOption, SetOption, one_line_errors
 from flows.home import Home
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.loading import load_config
+from hacrl_core.errors import ConfigError
 
 app = typer.Typer()
 
@@ -75,3 +79,33 @@ def ps(home: HomeOption = None) -> None:
     from flows.servers import control
 
     raise typer.Exit(0 if control.show(Console(), Home.find(home)) else 1)
+
+
+@app.command()
+@one_line_errors
+def deploy(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A campaign's YAML file, best with a schedule.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show what is deployed, when it runs next, how it went last.")
+    ] = False,
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take a campaign's deployment away; artifacts stay.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Also queue a run right away.")] = False,
+    set_: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Let a campaign run by the clock (schedule in its config), through the worker that `hacrl up` started."""
+    from flows import deploying
+
+    console, place = Console(), Home.find(home)
+    if (config is not None) + list_ + (remove is not None) != 1:
+        raise ConfigError("hacrl deploy: give one of CONFIG, --list, --remove NAME")
+    if list_:
+        deploying.show(console, place)
+    elif remove is not None:
+        deploying.remove(console, remove, place)
+    elif config is not None:
+        deploying.deploy(console, load_config(config, CampaignConfig, set_ or ()), place, now=now)

@@ -81,8 +81,8 @@ def show(console: Console, home: Home) -> bool:
     if state is None:
         console.print(f"no servers in {home.root}; start them with: hacrl up")
         return False
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("server", "state", "address", "process", "memory", "up for", "restarts"):
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title in ("server", "state", "address", "process", "memory", "up for"):
         table.add_column(title, no_wrap=True)
     healthy = state.supervisor.alive()
     for name in NAMES:
@@ -98,7 +98,7 @@ def show(console: Console, home: Home) -> bool:
         _megabytes([state.supervisor.pid]) if alive else "",
         _clock(state.supervisor.uptime()) if alive else "",
     )
-    console.print(table, soft_wrap=True, crop=False, width=max(console.width, 110))
+    console.print(table)
     return healthy
 
 
@@ -106,11 +106,12 @@ def _row(state: State, name: str, fine: bool) -> list[str]:
     server = state.servers.get(name)
     address = {"prefect": state.prefect_url, "mlflow": state.mlflow_url}.get(name, "work pool hacrl")
     if server is None or not server.process.alive():
-        return [TITLES[name], "[red]not running[/red]", address, "", "", "", str(server.restarts) if server else ""]
+        return [TITLES[name], "[red]not running[/red]", address, "", "", ""]
     pid = server.process.pid
     word = "[green]answers[/green]" if fine else "[yellow]starting[/yellow]"
+    word += f", restarted {server.restarts}×" if server.restarts else ""
     up_for = _clock(server.process.uptime())
-    return [TITLES[name], word, address, str(pid), _megabytes(tree(pid)), up_for, str(server.restarts)]
+    return [TITLES[name], word, address, str(pid), _megabytes(tree(pid)), up_for]
 
 
 @contextmanager

@@ -45,6 +45,9 @@ def environment(wanted: Wanted, server: str, home: Home) -> dict[str, str]:
     if server == "worker":
         added["PREFECT_API_URL"] = f"http://{reachable(wanted.host)}:{wanted.prefect_port}/api"
         added["PREFECT_LOGGING_LEVEL"] = "INFO"
+        added["PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL"] = (
+            "WARNING"  # twenty lines an iteration that say "finished"
+        )
     return added
 
 

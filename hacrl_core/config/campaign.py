@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt, StringConstraints, ValidationError, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, ValidationError, field_validator, model_validator
 
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
@@ -11,6 +11,7 @@ from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.problems import ArithmeticProblems, ProblemsConfig
+from hacrl_core.config.schedule import ScheduleConfig
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError
@@ -25,6 +26,10 @@ class RuntimeConfig(StrictConfig):
     threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
     retries: int = Field(
         2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
+    )
+    slots: tuple[Name, ...] | None = Field(
+        None,
+        description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per GPU in use.",
     )
 
 
@@ -62,6 +67,14 @@ class CampaignConfig(StrictConfig):
     evaluate: EvaluateConfig = EvaluateConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()
+    schedule: tuple[ScheduleConfig, ...] = Field(
+        (), description="When hacrl deploy lets it run by itself: one appointment or a list of them. Changes no result."
+    )
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, dict | ScheduleConfig) else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
