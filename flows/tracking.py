@@ -194,6 +194,7 @@ def quiet_environment() -> None:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }.items():
         os.environ.setdefault(name, value)
 
