@@ -44,7 +44,11 @@ class Calls:
             slice_ = {"warmstart": _json(settings.warmstart), "corpus": _json(corpus)}
             return Planned("warmstart", slice_, seed=self._seed("warmstart", agent), agent=agent)
         assert settings.checkpoint is not None
-        slice_ = {"checkpoint": _json(settings.checkpoint), "source_digest": source_digest(settings.checkpoint)}
+        slice_ = {
+            "checkpoint": _json(settings.checkpoint),
+            "source_digest": source_digest(settings.checkpoint),
+            "chat_template": settings.chat_template,
+        }
         return Planned("adopt", slice_, agent=agent)
 
     def sample(self, origins: Mapping[str, Any], iteration: int) -> Planned:
@@ -65,7 +69,7 @@ class Calls:
             "agent_id": agent,
             "iteration": iteration,
             "samples_per_prompt": self.config.group_size,
-            "generate": _json(self.config.generate),
+            "generate": _json(self.config.generation(agent)),
             "chat_template": self.config.agents[agent].chat_template,
         }
         inputs = {"agent": version, "prompts": prompts}
@@ -110,9 +114,9 @@ class Calls:
             "learner": learner,
             "samplers": samplers,
             "iteration": iteration,
-            "score": _json(self.config.score),
-            "max_tokens": self.config.generate.max_tokens,
-            "mismatch_warning": self.config.generate.mismatch_warning,
+            "score": _json(self.config.scoring(learner)),
+            "max_tokens": self.config.generation(learner).max_tokens,
+            "mismatch_warning": self.config.generation(learner).mismatch_warning,
             "chat_template": self.config.agents[learner].chat_template,
         }
 
@@ -123,9 +127,9 @@ class Calls:
             "learner": learner,
             "samplers": list(scores),
             "iteration": iteration,
-            "minibatch_prompts": self.config.minibatch_prompts,
+            "minibatch_prompts": self.config.minibatch_size(learner),
             "algorithm": _json(self.config.objective(learner)),
-            "update": _json(self.config.update),
+            "update": _json(self.config.training(learner)),
         }
         inputs = {"agent": version, "credit": credit, **{f"scores/{a}": handle for a, handle in scores.items()}}
         if reference is not None:
@@ -136,7 +140,7 @@ class Calls:
         slice_ = {
             "benchmark": _json(benchmark),
             "content_digest": self._benchmark_digest(benchmark),
-            "generate": _json(self.config.generate),
+            "generate": _json(self.config.generation(agent)),
             "verify": _json(self.config.verify),
             "verifier_source": self._verifier_source,
             "chat_template": self.config.agents[agent].chat_template,

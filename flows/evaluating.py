@@ -146,7 +146,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     return Subject(
         f"{campaign}/{agent}@{iterations}",
         _whole(store, versions[iterations], f"{campaign}/{agent}@{iterations}"),
-        config.generate,
+        config.generation(agent),
         config.verify,
         config.agents[agent].chat_template,
         config.seed,

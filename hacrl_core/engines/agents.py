@@ -1,5 +1,6 @@
 """An agent on disk and in memory: an ordinary ``transformers`` checkpoint folder, its model and its tokenizer."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hacrl_core.config.agents import Attention
 from hacrl_core.errors import EngineError
+
+# Only there when the campaign's config lets the checkpoint run its own code; everybody else's loads without.
+AGENT_FILE = "agent.json"
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,28 @@ class Agent:
 
 
 def load_agent(
-    checkpoint: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", tokenizer: Any = None
+    checkpoint: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tokenizer: Any = None,
+    attention: Attention = "auto",
 ) -> Agent:
-    """Load weights (safetensors only, no remote code) and, unless it is given, the tokenizer from a checkpoint folder."""
+    """Load weights (safetensors only, no remote code unless its adoption allowed it) and, unless it is given, the tokenizer."""
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=runs_own_code(checkpoint), **chosen
+        )
+    except (ImportError, ValueError) as problem:
+        if attention == "auto":
+            raise
+        reason = " ".join(str(problem).split())[:200]
+        raise EngineError(
+            f"agent {checkpoint}: attention {attention} is not to be had here ({reason}); set its attention to auto"
+        ) from problem
     model.to(device)
     model.eval()
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint)
@@ -46,7 +67,7 @@ def load_agent(
 
 def load_tokenizer(checkpoint: Path) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=runs_own_code(checkpoint))
     except (OSError, ValueError) as problem:
         reason = str(problem).splitlines()[0]
         raise EngineError(
@@ -54,18 +75,23 @@ def load_tokenizer(checkpoint: Path) -> Any:
         ) from problem
 
 
+def runs_own_code(checkpoint: Path) -> bool:
+    """Whether the campaign's config said so when the checkpoint was adopted."""
+    file = checkpoint / AGENT_FILE
+    return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
+
+
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """All end tokens of a loaded agent; the first one ends a turn."""
+    return end_token_ids(model.name_or_path, tokenizer, model.generation_config, model.config)
+
+
+def end_token_ids(name: str, tokenizer: Any, *configs: Any) -> tuple[int, ...]:
     """All end tokens: of the generation config (one id or several), the model config and the tokenizer."""
     found: list[int] = []
-    for value in (
-        getattr(model.generation_config, "eos_token_id", None),
-        model.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
+    for value in (*(getattr(config, "eos_token_id", None) for config in configs), tokenizer.eos_token_id):
         ids = value if isinstance(value, list | tuple) else [value]
         found += [int(i) for i in ids if i is not None]
     if not found:
-        raise EngineError(
-            f"agent {model.name_or_path}: no end token in generation config, model config or tokenizer; set eos_token"
-        )
+        raise EngineError(f"agent {name}: no end token in generation config, model config or tokenizer; set eos_token")
     return tuple(dict.fromkeys(found))

@@ -1,6 +1,7 @@
 """Weights, tokenizer and optimizer on disk: safetensors and JSON, never pickle, the same bytes for the same numbers."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hacrl_core.engines.agents import Agent
+from hacrl_core.engines.agents import AGENT_FILE, Agent, runs_own_code
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
@@ -22,6 +23,8 @@ def save_model(agent: Agent, folder: Path, state: dict[str, Tensor] | None = Non
     """Weights (``state`` instead of the model's own where given), configs and tokenizer, as ``load_agent`` wants them."""
     agent.model.save_pretrained(folder, state_dict=state)
     agent.tokenizer.save_pretrained(folder)
+    if runs_own_code(agent.checkpoint):
+        shutil.copyfile(agent.checkpoint / AGENT_FILE, folder / AGENT_FILE)
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str], updates: int) -> None:

@@ -2,6 +2,13 @@
 
 from hacrl_core.rendering.identity import tokenizer_fingerprint
 from hacrl_core.rendering.prompts import render_prompt
-from hacrl_core.rendering.responses import EncodedResponse, decode_response, encode_response
+from hacrl_core.rendering.responses import EncodedResponse, decode_response, encode_response, turn_end
 
-__all__ = ["EncodedResponse", "decode_response", "encode_response", "render_prompt", "tokenizer_fingerprint"]
+__all__ = [
+    "EncodedResponse",
+    "decode_response",
+    "encode_response",
+    "render_prompt",
+    "tokenizer_fingerprint",
+    "turn_end",
+]

@@ -43,3 +43,19 @@ def decode_response(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """
     text = tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return str(text).rstrip(_REPLACEMENT)
+
+
+def turn_end(tokenizer: Any, stop_token_ids: Sequence[int]) -> int:
+    """The end token that the chat template writes after an assistant's turn: of a model's several ones, the one the learner expects there.
+
+    Llama 3.2, for one, lists its end of text first and ends turns with another. Where the template does not tell, the tokenizer's.
+    """
+    turn = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "0"}]
+    try:
+        text = tokenizer.apply_chat_template(turn, tokenize=False)
+    except Exception:  # no template, or one that takes no such conversation: whatever a template may raise
+        text = ""
+    written = [int(i) for i in tokenizer.encode(str(text), add_special_tokens=False) if i in stop_token_ids]
+    if written:
+        return written[-1]
+    return int(tokenizer.eos_token_id if tokenizer.eos_token_id in stop_token_ids else stop_token_ids[0])

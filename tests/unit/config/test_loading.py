@@ -89,7 +89,7 @@ def test_extends_in_a_circle_is_refused(tmp_path):
 def test_gspo_x2_doubles_the_group_and_halves_the_minibatch():
     plain, double = load("algorithm.preset=gspo"), load("algorithm.preset=gspo_x2")
     assert double.group_size == 2 * plain.group_size
-    assert double.minibatch_prompts * 2 == plain.minibatch_prompts
+    assert double.minibatch_size("ada") * 2 == plain.minibatch_size("ada")
 
 
 def test_configs_are_frozen():
