@@ -56,7 +56,7 @@ class Calls:
         limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
         slice_ = {
             "max_prompt_tokens": limit,
-            "chat_templates": {a: self.config.agents[a].chat_template for a in origins} if limit else {},
+            "chat_templates": {a: self.config.agents[a].template_override for a in origins} if limit else {},
             "problems": _json(self.config.problems),
             "content_digest": self._problems_digest,
             "iteration": iteration,
@@ -70,7 +70,7 @@ class Calls:
             "iteration": iteration,
             "samples_per_prompt": self.config.group_size,
             "generate": _json(self.config.generation(agent)),
-            "chat_template": self.config.agents[agent].chat_template,
+            "chat_template": self.config.agents[agent].template_override,
         }
         inputs = {"agent": version, "prompts": prompts}
         return Planned("generate", slice_, inputs, self._seed("generate", agent, iteration), agent, iteration)
@@ -117,7 +117,7 @@ class Calls:
             "score": _json(self.config.scoring(learner)),
             "max_tokens": self.config.generation(learner).max_tokens,
             "mismatch_warning": self.config.generation(learner).mismatch_warning,
-            "chat_template": self.config.agents[learner].chat_template,
+            "chat_template": self.config.agents[learner].template_override,
         }
 
     def update(
@@ -143,7 +143,7 @@ class Calls:
             "generate": _json(self.config.generation(agent)),
             "verify": _json(self.config.verify),
             "verifier_source": self._verifier_source,
-            "chat_template": self.config.agents[agent].chat_template,
+            "chat_template": self.config.agents[agent].template_override,
         }
         return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)
 

@@ -148,7 +148,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         _whole(store, versions[iterations], f"{campaign}/{agent}@{iterations}"),
         config.generation(agent),
         config.verify,
-        config.agents[agent].chat_template,
+        config.agents[agent].template_override,
         config.seed,
         corpus,
         config.evaluate.benchmarks,

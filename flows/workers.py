@@ -180,6 +180,7 @@ def _serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; the campaign has its own
     import torch
 
     from hacrl_core.engines.warm import close_warm

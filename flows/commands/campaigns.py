@@ -1,5 +1,6 @@
 """Commands that run and evaluate campaigns, and look into their rollouts."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -107,8 +108,24 @@ def evaluate(
 
 @app.command()
 @one_line_errors
-def doctor(home: HomeOption = None) -> None:
-    """Say what is installed, what is missing and how to get it."""
-    from flows.doctor import show_doctor
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="CONFIG",
+            help="Also check a campaign's agents: prompt, tokens, memory. Runs nothing.",
+        ),
+    ] = None,
+    set_: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Say what is installed, what is missing and how to get it; with --config, whether a campaign's agents are ready."""
+    if config is None:
+        from flows.doctor import show_doctor
 
-    raise typer.Exit(show_doctor(Console(), Home.find(home)))
+        raise typer.Exit(show_doctor(Console(), Home.find(home)))
+    from flows.checking import check_campaign
+
+    raise typer.Exit(check_campaign(Console(), load_config(config, CampaignConfig, set_ or ())))

@@ -81,6 +81,11 @@ class AgentConfig(StrictConfig):
         None, description="First iteration the agent no longer takes part in. Empty: it stays."
     )
 
+    @property
+    def template_override(self) -> str | None:
+        """The template to render with instead of the tokenizer's; an adopted checkpoint has it in its tokenizer already."""
+        return self.chat_template if self.checkpoint is None else None
+
     def takes_part(self, iteration: int) -> bool:
         return self.joins <= iteration and (self.leaves is None or iteration < self.leaves)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hacrl_core.artifacts.sources import locate
@@ -68,7 +69,7 @@ def _origin(
     if config.add_bos:
         _write_bos(config, tokenizer)
     stops = _stop_tokens(config, tokenizer, end_token_ids(config.path, tokenizer, generation, model_config))
-    return Origin(model_config, tokenizer, stops, getattr(model_config, "_commit_hash", None))
+    return Origin(model_config, tokenizer, stops, _commit(config))
 
 
 def _stop_tokens(config: CheckpointConfig, tokenizer: Any, found: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,6 +82,15 @@ def _stop_tokens(config: CheckpointConfig, tokenizer: Any, found: tuple[int, ...
         )
     wanted = tuple(int(vocabulary[token]) for token in config.stop_tokens)
     return tuple(dict.fromkeys((*wanted, turn_end(tokenizer, (*wanted, *found)), *found)))
+
+
+def _commit(config: CheckpointConfig) -> str | None:
+    """The commit that the files just read belong to: the cache keeps them in a folder of its name."""
+    if isinstance(locate(config), Path):
+        return None
+    found = try_to_load_from_cache(config.path, config.gguf_file or "config.json", revision=config.revision)
+    parts = Path(found).parts if isinstance(found, str) else ()
+    return parts[parts.index("snapshots") + 1] if "snapshots" in parts else None
 
 
 def _write_bos(config: CheckpointConfig, tokenizer: Any) -> None:

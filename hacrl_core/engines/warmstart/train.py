@@ -51,9 +51,7 @@ def warm_start(
     on_progress: WarmstartProgress | None = None,
 ) -> dict[str, float]:
     """Train a new agent and save weights, tokenizer and generation config to ``out_dir``; equal arguments give equal bytes."""
-    corpus = corpus_config.model_copy(update={"kinds": config.mixture})
-    problems = _training_problems(corpus, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
-    tokenizer = make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
+    corpus, problems, tokenizer = corpus_and_tokenizer(config, corpus_config, seed)
     examples = encode_examples(tokenizer, problems, config.model.max_position_embeddings)
     with _single_thread():
         model = make_model(config.model, tokenizer, derive_seed(seed, "warmstart", "weights"))
@@ -66,6 +64,15 @@ def warm_start(
     tokenizer.save_pretrained(out_dir)
     sizes = {"parameters": float(model.num_parameters()), "vocab_size": float(len(tokenizer))}
     return {**metrics, **sizes, "longest_example": float(examples.lengths_B.max())}
+
+
+def corpus_and_tokenizer(
+    config: WarmstartConfig, corpus_config: ArithmeticConfig, seed: int
+) -> tuple[ArithmeticConfig, list[Problem], PreTrainedTokenizerFast]:
+    """What an agent is taught and the tokens it reads it in, before it knows anything."""
+    corpus = corpus_config.model_copy(update={"kinds": config.mixture})
+    problems = _training_problems(corpus, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
+    return corpus, problems, make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
 
 
 def encode_examples(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem], context_length: int) -> Examples:

@@ -1,0 +1,123 @@
+"""Peak memory of generate, score and update of a 135M-parameter model against the estimate of ``hacrl doctor``.
+
+Each case runs in a fresh process: weights of SmolLM2-135M's shape (random: memory does not depend on their values), float32, on the CPU.
+Ends with an error if the update of 16 sequences × 256 tokens takes more than 6 GiB at the default token budget.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GIB = 1 << 30
+PROMPT, RESPONSE, ROWS = 56, 200, 16
+LIMIT = 6 * GIB
+CASES = {
+    "generate 16 × 256": {"stage": "generate"},
+    "score 16 × 256": {"stage": "score"},
+    "update, default budget": {"stage": "update"},
+    "update, budget 4096": {"stage": "update", "token_budget": 4096},
+    "update, budget 1024": {"stage": "update", "token_budget": 1024},
+    "update, checkpointing": {"stage": "update", "token_budget": 4096, "gradient_checkpointing": True},
+    "update, LoRA rank 16": {"stage": "update", "lora": {"rank": 16, "alpha": 32}},
+}
+
+
+def main() -> int:
+    print(f"{'case':24} {'estimated':>10} {'measured':>10} {'ratio':>6} {'seconds':>8}")
+    worst = 0
+    for name, case in CASES.items():
+        done = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{name}: {done.stderr.splitlines()[-1]}")
+            return 1
+        found = json.loads(done.stdout.splitlines()[-1])
+        guess, peak = found["estimated"], found["peak"]
+        print(f"{name:24} {guess / GIB:8.2f} G {peak / GIB:8.2f} G {guess / peak:6.2f} {found['seconds']:8.1f}")
+        worst = max(worst, peak) if name == "update, default budget" else worst
+    print(
+        f"update of {ROWS} sequences × {PROMPT + RESPONSE} tokens: {worst / GIB:.2f} GiB, at most {LIMIT / GIB:.0f} wanted"
+    )
+    return int(worst > LIMIT)
+
+
+def measure(case: dict) -> dict:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    import numpy as np
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from hacrl_core.config.generation import GenerateConfig
+    from hacrl_core.config.training import ScoreConfig, UpdateConfig
+    from hacrl_core.engines.agents import Agent
+    from hacrl_core.engines.memory import estimate, shape_of
+    from hacrl_core.engines.sequences import TrainSequence
+    from stages import peak
+
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=2, pad_token_id=2,
+    )  # fmt: skip
+    stage = case.pop("stage")
+    generate = GenerateConfig(max_tokens=RESPONSE, batch_size=ROWS)
+    update = UpdateConfig(learning_rate=1e-6, **case)
+    guess = getattr(estimate(shape_of(config), generate, ScoreConfig(), update, PROMPT), stage)
+    model = LlamaForCausalLM(config)
+    agent = Agent(model, _Tokenizer(), (2,), Path("random"))
+    rng = np.random.default_rng(0)
+    rows = [tuple(map(int, rng.integers(3, 49152, PROMPT + RESPONSE))) for _ in range(ROWS)]
+    sequences = [TrainSequence(row[:PROMPT], row[PROMPT:]) for row in rows]
+    peak.begin()
+    begun = time.perf_counter()
+    {"generate": _generate, "score": _score, "update": _update}[stage](agent, sequences, update)
+    return {"estimated": guess, "peak": peak.end().host_bytes, "seconds": time.perf_counter() - begun}
+
+
+class _Tokenizer:
+    pad_token_id = 2
+
+
+def _generate(agent, sequences, update) -> None:
+    import torch
+
+    from hacrl_core.engines.builtin.fast import build_fast_decoder
+    from hacrl_core.engines.builtin.scheduler import Scheduler, StopRule
+    from hacrl_core.engines.builtin.stopping import StopStrings
+    from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+
+    decoder = build_fast_decoder(agent.model, 2, 8192)
+    requests = [GenerationRequest(str(i), s.prompt_token_ids, i) for i, s in enumerate(sequences)]
+    stop = StopRule((), StopStrings(agent.tokenizer, ()))
+    with torch.inference_mode():
+        Scheduler(
+            decoder, requests, SamplingParams(max_tokens=RESPONSE), stop, batch_size=ROWS, device=agent.device,
+            logits_alone=None, on_progress=None,
+        ).run()  # fmt: skip
+
+
+def _score(agent, sequences, update) -> None:
+    from hacrl_core.config.training import ScoreConfig
+    from hacrl_core.engines.scoring import score_sequences
+
+    score_sequences(agent, sequences, token_budget=ScoreConfig().token_budget)
+
+
+def _update(agent, sequences, update) -> None:
+    from hacrl_core.engines.trainer import Trainer
+
+    def objective(logprobs_BT, mask_BT, rows_B):
+        loss = -(logprobs_BT * mask_BT).sum() / ROWS
+        return loss, {}
+
+    trainer = Trainer(agent, update)
+    for _ in range(2):  # AdamW's moments are there from the first step on
+        trainer.step(sequences, objective)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(json.loads(sys.argv[1]))))
+    else:
+        sys.exit(main())
