@@ -76,7 +76,10 @@ class Calls:
         return Planned("generate", slice_, inputs, self._seed("generate", agent, iteration), agent, iteration)
 
     def verify(self, agent: str, rollouts: Any, prompts: Any, iteration: int) -> Planned:
-        slice_ = {"verify": _json(self.config.verify), "verifier_source": self._verifier_source}
+        verify = _json(self.config.verify)
+        if self.config.divergence.on_verifier_failure == "skip":
+            verify["max_error_share"] = 1.0  # the update decides
+        slice_ = {"verify": verify, "verifier_source": self._verifier_source}
         return Planned("verify", slice_, {"rollouts": rollouts, "prompts": prompts}, None, agent, iteration)
 
     def credit(self, learner: str, verdicts: Mapping[str, Any], previous: Any, iteration: int) -> Planned:
@@ -123,6 +126,7 @@ class Calls:
     def update(
         self, learner: str, version: Any, scores: Mapping[str, Any], credit: Any, iteration: int, reference: Any = None
     ) -> Planned:
+        divergence = self.config.divergence
         slice_ = {
             "learner": learner,
             "samplers": list(scores),
@@ -130,6 +134,8 @@ class Calls:
             "minibatch_prompts": self.config.minibatch_size(learner),
             "algorithm": _json(self.config.objective(learner)),
             "update": _json(self.config.training(learner)),
+            "on_nonfinite": divergence.on_nonfinite,
+            "max_error_share": self.config.verify.max_error_share if divergence.on_verifier_failure == "skip" else None,
         }
         inputs = {"agent": version, "credit": credit, **{f"scores/{a}": handle for a, handle in scores.items()}}
         if reference is not None:

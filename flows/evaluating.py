@@ -4,7 +4,9 @@ The agent is a version that a campaign made, or a checkpoint from elsewhere, whi
 is shown, not computed; also one that the campaign itself computed.
 """
 
+import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +29,7 @@ from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import read_yaml, validate
 from hacrl_core.config.problems import ArithmeticProblems, PresetName
 from hacrl_core.config.verification import VerifyConfig
-from hacrl_core.errors import ArtifactError, ConfigError
+from hacrl_core.errors import ArtifactError, ConfigError, InputGoneError
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.user import verifier_source
@@ -90,6 +92,7 @@ def evaluate_agent(
         version = (
             subject.version if isinstance(subject.version, ArtifactRef) else run(subject.version, subject.name).ref
         )
+        _note(home, subject.name, version)
         results = []
         for benchmark, digest in zip(chosen, digests, strict=True):
             slice_ = {
@@ -102,8 +105,28 @@ def evaluate_agent(
             }
             seed = derive_seed(subject.seed, "evaluate")
             call = StageCall("evaluate", slice_, {"agent": version}, seed, subject.name, None, benchmark.name)
-            results.append(Evaluation(benchmark, run(call, benchmark.name)))
+            try:
+                outcome = run(call, benchmark.name)
+            except InputGoneError:
+                if isinstance(subject.version, ArtifactRef):
+                    raise
+                run(replace(subject.version, restore=True), subject.name)  # taken in before, and cleaned away since
+                outcome = run(call, benchmark.name)
+            _note(home, subject.name, outcome.ref)
+            results.append(Evaluation(benchmark, outcome))
     return subject.name, results
+
+
+def evaluations_log(home: Home) -> Path:
+    """Which artifacts ``hacrl eval`` made: no campaign records them, and clean-up must not take them for garbage."""
+    return home.root / "evaluations.jsonl"
+
+
+def _note(home: Home, agent: str, ref: ArtifactRef) -> None:
+    if ref.stage == "update" or ref.stage == "warmstart":
+        return  # a campaign's own
+    with evaluations_log(home).open("a") as log:
+        log.write(json.dumps({"agent": agent, "stage": ref.stage, "key": ref.key, "at": time.time()}) + "\n")
 
 
 # -- who -----------------------------------------------------------------------------------------------------------------
@@ -142,6 +165,11 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     if not versions:
         raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
     iterations = _version(store, config, folder, agent, wanted, len(versions))
+    if store.is_collected(versions[iterations].stage, versions[iterations].key):
+        there = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
+        raise ConfigError(
+            f"agent {campaign}/{agent}@{iterations}: its files were collected by a keep policy; versions with files: {', '.join(there)}"
+        )
     corpus = config.problems if isinstance(config.problems, ArithmeticConfig) else ArithmeticConfig()
     return Subject(
         f"{campaign}/{agent}@{iterations}",

@@ -13,11 +13,11 @@ from flows.campaign import run_campaign
 from flows.display import Display
 from flows.home import Home
 from flows.logbook import Logbook
-from flows.prefect_server import prefect_api
 from flows.records import Entry, Record
 from flows.replay import CacheMiss, Replay
 from flows.reporting.history import History
-from flows.tracking import Projection, Tracker, quiet_environment, tracking_uri
+from flows.tracker import Tracker
+from flows.tracking import Projection, quiet_environment, tracking_uri
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems
@@ -62,11 +62,10 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
                 "run", f"{config.name}: all {summary.cached} stages were in the store, nothing had to run"
             )
             return summary
-    console.print("starting Prefect …", style="dim")
-    with prefect_api(home):
-        from flows.flow import campaign_flow  # Prefect takes seconds to import; a cached campaign does without
+    from flows.execution import execute
 
-        ran, cached = campaign_flow(config.model_dump(mode="json"), str(home.root))
+    console.print("starting Prefect …", style="dim")
+    ran, cached = execute(config, home, console)
     return conclude(config, home, console, ran, cached, begun)
 
 
@@ -109,6 +108,7 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
         lambda: Projection(session.config, session.store, uri, session.home),
         session.display.warn,
         settings.patience_seconds,
+        uri,
     )
     status = "KILLED"
     try:

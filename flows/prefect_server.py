@@ -9,42 +9,82 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flows.home import Home
 from flows.servers.state import prefect_of
+from flows.tracker import ServerAway, probe
 from flows.workers import die_with_parent
-from hacrl_core.errors import HacrlError
 
 STARTUP_SECONDS = 180
 
 
+@dataclass(frozen=True)
+class Server:
+    """The API that Prefect talks to."""
+
+    url: str
+
+    def answers(self) -> bool:
+        try:
+            probe(f"{self.url}/health")
+        except ServerAway:
+            return False
+        return True
+
+
 @contextmanager
-def prefect_api(home: Home) -> Iterator[None]:
-    """Inside, Prefect has an API to talk to: the user's, that of ``hacrl up``, or a temporary one. Call it before prefect is imported."""
+def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) -> Iterator[Server | None]:
+    """Inside, Prefect has an API to talk to: the user's or that of ``hacrl up`` where it answers, else a temporary one; None where not even
+    that can be had. Call it before prefect is imported."""
     _quiet_settings()
-    if not {"PREFECT_API_URL", "PREFECT_PROFILE"} & os.environ.keys() and (running := prefect_of(home)):
+    url = configured_url()
+    if url is None and (running := prefect_of(home)):
         os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
-        os.environ["PREFECT_API_URL"] = running
-    if {"PREFECT_API_URL", "PREFECT_PROFILE"} & os.environ.keys() or (
-        Path.home() / ".prefect" / "profiles.toml"
-    ).exists():
-        yield
-        return
-    os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
+        os.environ["PREFECT_API_URL"] = url = running
+    if url is not None:
+        server = Server(url)
+        if server.answers():
+            yield server
+            return
+        warn(
+            f"Prefect's server at {url} does not answer; the campaign runs with a server of its own and will not be seen there"
+        )
+    before = {name: os.environ.get(name) for name in _OURS}
+    with _own_server(home, warn) as own:
+        try:
+            yield own
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+_OURS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_LOGGING_TO_API_ENABLED", "HACRL_PREFECT")  # fmt: skip
+
+
+@contextmanager
+def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | None]:
+    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE"):
+        os.environ.pop(name, None)  # of the user's server; ours wants none of it
+    os.environ["PREFECT_HOME"] = str(home.root / "prefect")
     os.environ["HACRL_PREFECT"] = "temporary"
-    os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = (
-        "false"  # our server is gone when the campaign is; nobody could read them
-    )
+    # Our server is gone when the campaign is; nobody could read them.
+    os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"
     log = home.root / "logs" / "prefect-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     port = _free_port()
+    server = Server(f"http://127.0.0.1:{port}/api")
     with log.open("ab") as output:
-        server = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
             stdout=output,
             stderr=output,
@@ -58,18 +98,40 @@ def prefect_api(home: Home) -> Iterator[None]:
             },
         )
     try:
-        url = f"http://127.0.0.1:{port}/api"
-        _wait_until_it_answers(url, server, log)
-        os.environ["PREFECT_API_URL"] = url
-        yield
+        problem = _wait_until_it_answers(server.url, process, log)
+        if problem:
+            warn(f"{problem}; the campaign runs without Prefect, and nothing else changes")
+            yield None
+        else:
+            os.environ["PREFECT_API_URL"] = server.url
+            yield server
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
-        server.terminate()
+        process.terminate()
         try:
-            server.wait(timeout=5)
+            process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            process.kill()
+            process.wait()
+
+
+def configured_url() -> str | None:
+    """The API the user has set: in the environment, in the active profile, or in a prefect.toml here. A profile without one means none."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
+    place = os.environ.get("PREFECT_PROFILES_PATH")
+    folder = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    profiles = _toml(Path(place) if place else folder / "profiles.toml")
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    found = profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    found = found or _toml(Path("prefect.toml")).get("api", {}).get("url")
+    return str(found).rstrip("/") if found else None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError):
+        return {}
 
 
 def _quiet_settings() -> None:
@@ -78,20 +140,25 @@ def _quiet_settings() -> None:
         "DO_NOT_TRACK": "true",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and one-line errors say it better
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        # A server that dies in mid-campaign is given up after seconds; the campaign then goes on without it.
+        "PREFECT_API_REQUEST_TIMEOUT": "10",
+        "PREFECT_CLIENT_MAX_RETRIES": "2",
     }.items():
         os.environ.setdefault(name, value)
 
 
-def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Empty when it does; else what went wrong."""
     deadline = time.monotonic() + STARTUP_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
+                return ""
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    state = "did not answer" if server.poll() is None else f"ended with exit code {server.returncode}"
-    raise HacrlError(f"Prefect's server {state} within {STARTUP_SECONDS} s; see {log}")
+    if process.poll() is None:
+        return f"Prefect's server did not answer within {STARTUP_SECONDS} s, see {log}"
+    return f"Prefect's server ended with exit code {process.returncode}, see {log}"
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flows.calls import Planned
+from flows.divergence import Watch
 from flows.records import Record
 from flows.workers import Events
 from hacrl_core.artifacts import Store
@@ -18,9 +19,16 @@ class CacheMiss(Exception):
 @dataclass(frozen=True)
 class Done:
     value: Outcome
+    planned: Planned | None = None  # what made it, should its files be needed again
 
     def outcome(self) -> Outcome:
         return self.value
+
+    def done(self) -> bool:
+        return True
+
+    def failed(self) -> bool:
+        return False
 
 
 @dataclass
@@ -72,14 +80,16 @@ class Replay:
 
     store: Store
     record: Record
+    watch: Watch = field(default_factory=Watch)
 
     def submit(self, planned: Planned) -> Done:
         call = bind(planned)
         found = lookup(self.store, call)
         if found is None:
             raise CacheMiss(call.label)
+        self.watch.after(call, found)
         self.record.add(call, found)
-        return Done(found)
+        return Done(found, planned)
 
     def iteration_done(self, iteration: int) -> None:
         pass

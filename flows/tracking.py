@@ -1,23 +1,23 @@
 """MLflow as a projection of the manifests: what a stage measured is in its manifest, and this replays it.
 
-Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. It runs in a thread of its own, so
-that a slow or dead server never holds up training; what it missed, the next replay brings.
+Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. ``flows/tracker.py`` does it in a thread of
+its own, so that a slow or dead server never holds up training; what it missed, the next replay brings.
 """
 
 import os
-import queue
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flows.home import Home
 from flows.records import Entry
 from flows.servers.state import mlflow_of
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.locks import exclusive
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.errors import ArtifactError
 
 _BATCH = 1000  # MLflow's limit of metrics in one call
 PARENT = ""
@@ -61,8 +61,9 @@ class Projection:
         self._files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
         self._client = MlflowClient(tracking_uri=uri)
         self._digest = campaign_digest(config)
-        self._experiment = self._find_experiment(config.tracking.experiment)
-        self._runs = self._find_runs()
+        with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
+            self._experiment = self._find_experiment(config.tracking.experiment)
+            self._runs = self._find_runs()
 
     def log(self, entries: Iterable[Entry]) -> None:
         """One batched call per run for everything given."""
@@ -74,13 +75,15 @@ class Projection:
             for start in range(0, len(metrics), _BATCH):
                 self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
 
-    def replay(self, entries: list[Entry]) -> None:
-        """Everything again, unless the parent run says that it has exactly this already."""
+    def replay(self, entries: list[Entry]) -> bool:
+        """Everything again, unless the parent run says that it has exactly this already; whether anything was sent."""
         content = digest_of(sorted((entry.label, entry.key) for entry in entries))
         tags = self._client.get_run(self._runs[PARENT]).data.tags
-        if tags.get("hacrl.complete") != content:
-            self.log(entries)
-            self.mark_complete(entries)
+        if tags.get("hacrl.complete") == content:
+            return False
+        self.log(entries)
+        self.mark_complete(entries)
+        return True
 
     def mark_complete(self, entries: list[Entry]) -> None:
         content = digest_of(sorted((entry.label, entry.key) for entry in entries))
@@ -93,7 +96,10 @@ class Projection:
     def _points(self, entry: Entry) -> Iterable[tuple[str, Any]]:
         from mlflow.entities import Metric
 
-        manifest = self._store.manifest(entry.stage, entry.key)
+        try:
+            manifest = self._store.manifest(entry.stage, entry.key)
+        except ArtifactError:
+            return  # deleted by hand, or damaged and not computed again yet
         at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
         step = step if entry.stage == "evaluate" else step + 1
@@ -144,63 +150,12 @@ class Projection:
         return str(run)
 
 
-class Tracker:
-    """Feeds a projection from a thread. One warning when MLflow does not answer; training goes on either way."""
-
-    def __init__(self, open_projection: Callable[[], Projection], warn: Callable[[str], None], patience: float) -> None:
-        self._open, self._warn, self._patience = open_projection, warn, patience
-        self._queue: queue.Queue[Callable[[Projection], None] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
-        self.projection: Projection | None = None
-        self.problem: str | None = None
-        self._thread.start()
-
-    def log(self, entries: list[Entry]) -> None:
-        if entries and self.problem is None:
-            self._queue.put(lambda projection: projection.log(entries))
-
-    def mark_complete(self, entries: list[Entry]) -> None:
-        if self.problem is None:
-            self._queue.put(lambda projection: projection.mark_complete(entries))
-
-    def replay(self, entries: list[Entry]) -> None:
-        self._queue.put(lambda projection: projection.replay(entries))
-
-    def close(self, status: str) -> None:
-        """Wait a little for what is on its way, then end the runs."""
-        self._queue.put(None)
-        self._thread.join(timeout=self._patience)
-        if self._thread.is_alive():
-            self._fail("MLflow is slow to answer")
-            return
-        if self.projection is not None and self.problem is None:
-            try:
-                self.projection.finish(status)
-            except Exception as problem:
-                self._fail(f"MLflow: {_first_line(problem)}")
-
-    def _serve(self) -> None:
-        try:
-            self.projection = self._open()
-            while (work := self._queue.get()) is not None:
-                work(self.projection)
-        except Exception as problem:
-            self._fail(f"MLflow: {_first_line(problem)}")
-
-    def _fail(self, problem: str) -> None:
-        if self.problem is None:
-            self.problem = problem
-            self._warn(
-                f"{problem}; training goes on and nothing is lost: the end of the run, or the same command again, fills MLflow in"
-            )
-
-
 def quiet_environment() -> None:
     """Before mlflow is imported: no telemetry, and a dead server is given up after seconds, not minutes."""
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
@@ -240,7 +195,3 @@ def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
     elif value is not None:
         yield prefix, value
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]

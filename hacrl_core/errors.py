@@ -21,6 +21,25 @@ class ArtifactError(HacrlError):
     """An artifact in the store is missing, damaged or from a newer version."""
 
 
+class NewerArtifactError(ArtifactError):
+    """An artifact that only a newer version of hacrl can read. It is whole and somebody's work: never set aside, never overwritten."""
+
+
+class InputGoneError(ArtifactError):
+    """Files that a stage needs are not there: collected by a keep policy, or set aside as damaged. Whoever planned the stage can have them made again."""
+
+    def __init__(self, message: str, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+    def __reduce__(self) -> tuple[type["InputGoneError"], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.keys)  # it travels from worker processes
+
+
+class DivergenceError(HacrlError):
+    """Training went wrong in its numbers: not finite, or rewards that collapsed. The last good version stays current."""
+
+
 class AlgorithmError(HacrlError):
     """The algorithm was given numbers it cannot learn from: NaN, empty responses, unequal groups."""
 

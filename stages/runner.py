@@ -1,6 +1,5 @@
 """Runs a stage call: key ▶ look up ▶ lock ▶ run in a staging folder ▶ validate ▶ manifest last ▶ rename."""
 
-import errno
 import math
 import os
 import platform
@@ -14,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
 from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
@@ -30,9 +30,9 @@ class Outcome:
 
 
 def lookup(store: Store, call: StageCall) -> Outcome | None:
-    """The call's artifact where it exists already."""
+    """The call's artifact where it exists already; one whose files were collected does, unless the call is to restore them."""
     identity = find_stage(call.stage).identity(call)
-    ref = store.lookup(identity)
+    ref = store.lookup(identity, collected=not call.restore)
     return None if ref is None else Outcome(ref, True, 0.0, store.manifest(ref.stage, ref.key).metrics)
 
 
@@ -42,10 +42,15 @@ def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable
     identity = stage.identity(call)
     if found := lookup(store, call):
         return found
-    with store.lock(identity.key, on_wait):
-        if found := lookup(store, call):  # somebody finished it while we waited
-            return found
-        return _compute(store, call, identity, context)
+    try:
+        with store.lock(identity.key, on_wait):
+            if found := lookup(store, call):  # somebody finished it while we waited
+                return found
+            return _compute(store, call, identity, context)
+    except Exception as problem:
+        if is_disk_full(problem):
+            raise StageError(f"{call.label}: {disk_full(store.root)}") from problem
+        raise
 
 
 def _compute(store: Store, call: StageCall, identity: Identity, context: Context) -> Outcome:
@@ -56,7 +61,8 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     out = OutFolder(staged)
     started, clock = time.time(), time.perf_counter()
     try:
-        result = stage.run(call.inputs, config, call.seed, out, replace(context, partial=partial))
+        with store.reading(call.inputs.values()):
+            result = stage.run(call.inputs, config, call.seed, out, replace(context, partial=partial))
         _check_metrics(call, result.metrics)
         seconds = time.perf_counter() - clock
         provenance = Provenance(
@@ -69,13 +75,6 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             process=f"{os.getpid()}",
         )
         ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
-    except OSError as problem:
-        shutil.rmtree(staged, ignore_errors=True)
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StageError(
-                f"{call.label}: the disk of {store.root} is full; free some space and run the same command again"
-            ) from problem
-        raise
     except ContractError as problem:
         shutil.rmtree(staged, ignore_errors=True)
         raise ContractError(f"{call.label}: {problem}") from problem

@@ -29,6 +29,9 @@ class StageCall:
     agent: str = ""
     iteration: int | None = None
     variant: str = ""  # tells calls of one stage, agent and iteration apart, e.g. a benchmark's name
+    restore: bool = (
+        False  # the files are needed, not only the manifest: an artifact whose files were collected is made again
+    )
 
     @property
     def label(self) -> str:

@@ -1,18 +1,22 @@
 """update: learner + scores + credit → the learner's next version. The algorithm comes in as the trainer's loss."""
 
+import os
+import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.artifacts.store import read_manifest
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
-from hacrl_core.errors import AlgorithmError, StageError
+from hacrl_core.errors import AlgorithmError, DivergenceError
 from hacrl_core.seeding import derive_rng
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
@@ -28,9 +32,16 @@ class UpdateSlice(StrictConfig):
     minibatch_prompts: PositiveInt
     algorithm: HacpoConfig
     update: UpdateConfig
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_error_share: float | None = (
+        None  # more verifier errors than this share of a sampler's responses: publish unchanged
+    )
 
     def identity(self) -> dict[str, Any]:
-        whole = self.model_dump(mode="json")
+        # Finite updates are the same under both; an unchanged version says so in its metrics, and the campaign heeds them.
+        whole = self.model_dump(mode="json", exclude={"on_nonfinite"})
+        if self.max_error_share is None:
+            del whole["max_error_share"]
         for speed_only in ("token_budget", "max_logits_mb", "gradient_checkpointing"):
             del whole["update"][speed_only]
         return whole
@@ -63,13 +74,26 @@ def run(
     from hacrl_core.engines.warm import warm_tokenizer
 
     rows = _rows(inputs, config)
+    failed = _error_share(inputs, config)
+    if config.max_error_share is not None and failed > config.max_error_share:
+        context.warn(
+            f"update {config.learner} #{config.iteration}: skipped, the verifier failed on {failed:.0%} of a sampler's responses"
+        )
+        return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     tokenizer, _ = warm_tokenizer(context.warm, inputs["agent"].path)
     agent = load_agent(inputs["agent"].path, device=context.device, tokenizer=tokenizer)
     resumes = inputs["agent"].path if has_optimizer(inputs["agent"].path) else None
     trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed or 0)
     learner = _Learner(trainer, config, seed or 0)
-    metrics = learner.learn(rows, context)
+    try:
+        metrics = learner.learn(rows, context)
+    except DivergenceError as problem:
+        if config.on_nonfinite == "stop":
+            raise
+        context.warn(f"{problem}. The update is skipped: the version stays as it was")
+        return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
     trainer.save(out.path)
+    metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
     return Result(metrics)
 
@@ -108,6 +132,30 @@ def _rows(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> list[Row]:
             )
         )
     return rows
+
+
+def _error_share(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> float:
+    """The largest share, over samplers, of responses without credit: the verifier's errors. Scores have every response."""
+    credited = Counter(read_table(inputs["credit"].path / "credit.parquet", CREDIT)["sampler"].to_pylist())
+    shares = [0.0]
+    for sampler in config.samplers:
+        scored = read_table(inputs[f"scores/{sampler}"].path / "scores.parquet", SCORES)["is_own"].to_pylist()
+        missing = sum(scored) - credited[sampler]
+        if missing > 1:  # one error alone is nobody's failure
+            shares.append(missing / sum(scored))
+    return max(shares)
+
+
+def _unchanged(agent: ArtifactRef, out: OutFolder, why: Metrics) -> Result:
+    """The version as it was, under the name of the next one: artifacts never change, so both may share their files."""
+    for output in read_manifest(agent.path).outputs:
+        target = out.path / output.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(agent.path / output.path, target)
+        except OSError:
+            shutil.copyfile(agent.path / output.path, target)
+    return Result({"update/skipped": 1.0, **why})
 
 
 def _sampler_means(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> dict[str, float]:
@@ -159,15 +207,30 @@ class _Learner:
             context.progress(index, len(batches), "updates")
             step = self._step(batch, index)
             if not step.finite:
-                raise StageError(
-                    f"update {self.config.learner} #{self.config.iteration}: loss {step.loss} or gradient norm {step.gradient_norm} of "
-                    f"update {index} is not finite; the last good version stays current. Lower update.learning_rate or look at the rollouts"
-                )
+                raise self._diverged(f"loss {step.loss} or gradient norm {step.gradient_norm} of update {index}")
             steps.append(step)
         tables = [step.stats for step in steps if step.stats]
         largest = max((row.omega for row in rows if not row.is_own), default=1.0)
         metrics = summarise(tables, config=self.algorithm, omega_max=largest) | metrics
-        return metrics | self._totals(rows, steps)
+        metrics |= self._totals(rows, steps)
+        self._prove(rows)
+        return metrics
+
+    def _prove(self, rows: list[Row]) -> None:
+        """The new weights are numbers, and give numbers: the last update has no step after it that would find out."""
+        if not self.trainer.is_finite():
+            raise self._diverged("a weight or a moment of the optimizer")
+        telling = [row for row in rows if row.advantage != 0]
+        if telling:
+            shortest = min(telling, key=lambda row: len(row.prompt_token_ids) + len(row.token_ids))
+            if not self.trainer.gives_finite(*self._prepare([shortest], 0)):
+                raise self._diverged("the loss under the new weights")
+
+    def _diverged(self, what: str) -> DivergenceError:
+        return DivergenceError(
+            f"update {self.config.learner} #{self.config.iteration}: {what} is not finite; the last good version stays current. Lower "
+            "update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
+        )
 
     def _step(self, batch: list[Row], index: int) -> Any:
         sequences, objective = self._prepare(batch, index)

@@ -2,16 +2,19 @@
 
 Publish: staging folder in the same filesystem → files hashed and fsynced → manifest last → rename. A lost race keeps the winner.
 Read: presence and sizes on every look-up, digests on first use in a process. What is damaged is set aside and reported, never used.
+Collected: a keep policy removed the files and left the manifest, with ``collected.json`` beside it (see ``collecting.py``). Such an artifact is
+known, content digest and metrics included, and has nothing to read; recomputing it puts the files back.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,11 @@ from pydantic import ValidationError
 
 from hacrl_core.artifacts.locks import exclusive, try_exclusive
 from hacrl_core.contracts.manifest import MANIFEST_VERSION, Identity, Manifest, Output, Provenance
-from hacrl_core.errors import ArtifactError
+from hacrl_core.contracts.tables import SCHEMAS
+from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
 
 MANIFEST = "manifest.json"
+COLLECTED = "collected.json"
 _CHUNK = 1 << 20
 
 
@@ -47,22 +52,30 @@ class Store:
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
-    def lookup(self, identity: Identity, *, verify: bool = True) -> ArtifactRef | None:
-        """The artifact of this identity, or None. A damaged one is reported, moved aside and counts as absent."""
+    def lookup(self, identity: Identity, *, verify: bool = True, collected: bool = False) -> ArtifactRef | None:
+        """The artifact of this identity, or None. A damaged one is reported, moved aside and counts as absent.
+
+        ``collected`` accepts one whose files a keep policy removed: enough to know its content digest and metrics.
+        """
         key = identity.key
         folder = self.folder(identity.stage, key)
         if not (folder / MANIFEST).exists():
             if folder.exists():
-                self._set_aside(folder, "it has no manifest")
+                self.set_aside(folder, "it has no manifest")
             return None
         try:
             manifest = self.manifest(identity.stage, key)
-            self._check(folder, manifest, digests=verify and key not in self._verified)
+            if self.is_collected(identity.stage, key):
+                return ArtifactRef(identity.stage, key, manifest.content_digest, folder) if collected else None
+            self.check(folder, manifest, digests=verify and key not in self._verified)
+        except NewerArtifactError:
+            raise
         except ArtifactError as problem:
-            self._set_aside(folder, str(problem))
+            self.set_aside(folder, str(problem))
             return None
         if verify:
             self._verified.add(key)
+        _touch(folder / MANIFEST)
         return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
 
     def manifest(self, stage: str, key: str) -> Manifest:
@@ -72,6 +85,27 @@ class Store:
 
     def folder(self, stage: str, key: str) -> Path:
         return self.root / "objects" / stage / key
+
+    def is_whole(self, ref: ArtifactRef) -> bool:
+        """Whether the files are there; what was damaged has been set aside by whoever met it."""
+        folder = self.folder(ref.stage, ref.key)
+        return (folder / MANIFEST).exists() and not (folder / COLLECTED).exists()
+
+    def is_collected(self, stage: str, key: str) -> bool:
+        return (self.folder(stage, key) / COLLECTED).exists()
+
+    @contextmanager
+    def reading(self, refs: Iterable[ArtifactRef]) -> Iterator[None]:
+        """Hold a stage's inputs while it runs: whole when it begins, and collected by nobody before it ends."""
+        with ExitStack() as held:
+            gone = tuple(ref for ref in refs if not self._hold(held, ref))
+            if gone:
+                places = ", ".join(str(ref.path) for ref in gone)
+                raise InputGoneError(
+                    f"{places}: the files are not there (collected or damaged); run the campaign that made them again",
+                    tuple(ref.key for ref in gone),
+                )
+            yield
 
     # -- publish ---------------------------------------------------------------------------------------------------
 
@@ -114,8 +148,10 @@ class Store:
             details=details,
             provenance=provenance,
         )
-        _write_synced(staged / MANIFEST, manifest.model_dump_json(indent=1))
         target = self.folder(identity.stage, key)
+        if self.is_collected(identity.stage, key):
+            return self._put_back(staged, target, manifest)
+        write_synced(staged / MANIFEST, manifest.model_dump_json(indent=1))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(staged, target)
@@ -130,8 +166,9 @@ class Store:
         return ArtifactRef(identity.stage, key, manifest.content_digest, target)
 
     def sweep_staging(self) -> int:
-        """Remove staging folders whose maker is gone (its lock is free); returns how many."""
+        """Remove staging folders whose maker is gone (its lock is free), and what was on its way out; returns how many."""
         removed = 0
+        shutil.rmtree(self.root / "trash", ignore_errors=True)
         for left in (self.root / "staging").glob("*"):
             handle = try_exclusive(self.root / "locks" / f"{left.name.split('.')[0]}.lock")
             if handle is not None:
@@ -140,11 +177,13 @@ class Store:
                 removed += 1
         return removed
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- damage ----------------------------------------------------------------------------------------------------
 
-    def _check(self, folder: Path, manifest: Manifest, *, digests: bool) -> None:
+    def check(self, folder: Path, manifest: Manifest, *, digests: bool) -> None:
+        """Every file against the manifest: there, of its size, and on request of its content; raises what is wrong."""
         for output in manifest.outputs:
             path = folder / output.path
+            _check_schema(path, output)
             try:
                 size = path.stat().st_size
             except FileNotFoundError:
@@ -158,7 +197,8 @@ class Store:
                     f"{path}: content differs from its sha256; the stage {manifest.stage} will run again"
                 )
 
-    def _set_aside(self, folder: Path, why: str) -> None:
+    def set_aside(self, folder: Path, why: str) -> None:
+        """Out of the way, not away: somebody may want to look at it."""
         place = (
             self.root / "damaged" / f"{folder.parent.name}-{folder.name[:12]}-{int(time.time())}-{secrets.token_hex(2)}"
         )
@@ -171,20 +211,81 @@ class Store:
             return  # another process was faster
         self._on_problem(f"damaged artifact set aside in {place}: {why}")
 
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _put_back(self, staged: Path, target: Path, made: Manifest) -> ArtifactRef:
+        """The files of a collected artifact, made again, under its first manifest: times and metrics stay those of the first time."""
+        first = read_manifest(target)
+        if made.content_digest != first.content_digest:
+            raise ArtifactError(
+                f"{target}: was collected, and making it again gave other content (other hardware or library versions); to train anew from "
+                "there, delete this folder and run again"
+            )
+        for output in made.outputs:
+            (target / output.path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / output.path, target / output.path)
+        restored = first.model_copy(update={"outputs": made.outputs})  # what is measured differs each time
+        replace_synced(target / MANIFEST, restored.model_dump_json(indent=1))
+        (target / COLLECTED).unlink()  # last: until now it counts as collected
+        _sync_folder(target)
+        shutil.rmtree(staged, ignore_errors=True)
+        self._manifests[first.key] = restored
+        self._verified.add(first.key)
+        return ArtifactRef(first.stage, first.key, first.content_digest, target)
+
+    def _hold(self, held: ExitStack, ref: ArtifactRef) -> bool:
+        """A shared lock on the manifest: who removes files takes it alone. Then the same checks as in a look-up."""
+        folder = self.folder(ref.stage, ref.key)
+        try:
+            handle = os.open(folder / MANIFEST, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        held.callback(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        try:
+            manifest = self.manifest(ref.stage, ref.key)
+            if self.is_collected(ref.stage, ref.key):
+                return False
+            self.check(folder, manifest, digests=ref.key not in self._verified)
+        except NewerArtifactError:
+            raise
+        except ArtifactError as problem:
+            self.set_aside(folder, str(problem))
+            return False
+        self._verified.add(ref.key)
+        return True
+
 
 def read_manifest(folder: Path) -> Manifest:
     try:
         raw = json.loads((folder / MANIFEST).read_bytes())
-        if raw["manifest_version"] != MANIFEST_VERSION:
-            raise ArtifactError(
-                f"{folder / MANIFEST}: version {raw['manifest_version']}, this hacrl reads {MANIFEST_VERSION}; upgrade hacrl or delete the folder"
-            )
+        if raw["manifest_version"] > MANIFEST_VERSION:
+            raise _newer(folder / MANIFEST, f"manifest version {raw['manifest_version']}", str(MANIFEST_VERSION))
         return Manifest.model_validate(raw)
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as problem:
         kind = type(problem).__name__
         raise ArtifactError(
             f"{folder / MANIFEST}: not a manifest ({kind}); delete the folder and run again"
         ) from problem
+
+
+def _check_schema(path: Path, output: Output) -> None:
+    """A table of a newer schema is somebody's work; one of an older schema is out of date."""
+    name, _, version = output.kind.partition("/")
+    if output.kind == "file":
+        return
+    known = SCHEMAS.get(name)
+    if known is None or not version.isdecimal() or int(version) > known.version:
+        raise _newer(path, f"schema {output.kind}", known.tag if known else "no such table")
+    if int(version) < known.version:
+        raise ArtifactError(f"{path}: schema {output.kind} is out of date, this hacrl writes {known.tag}")
+
+
+def _newer(path: Path, what: str, ours: str) -> NewerArtifactError:
+    return NewerArtifactError(
+        f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or give this version a "
+        "folder of its own with --home"
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -202,11 +303,23 @@ def hash_and_sync(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _write_synced(path: Path, text: str) -> None:
+def write_synced(path: Path, text: str) -> None:
     with path.open("w") as handle:
         handle.write(text)
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def replace_synced(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    write_synced(draft, text)
+    os.replace(draft, path)
+
+
+def _touch(path: Path) -> None:
+    """When it was last used: clean-up spares what somebody has just looked up."""
+    with suppress(OSError):  # somebody else's store
+        os.utime(path)
 
 
 def _sync_folder(path: Path) -> None:

@@ -8,8 +8,10 @@ from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
 from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.divergence import DivergenceConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.keeping import KeepConfig
 from hacrl_core.config.loading import merge
 from hacrl_core.config.problems import ArithmeticProblems, ProblemsConfig
 from hacrl_core.config.schedule import ScheduleConfig
@@ -68,6 +70,10 @@ class CampaignConfig(StrictConfig):
     score: ScoreConfig = ScoreConfig()
     update: UpdateConfig
     evaluate: EvaluateConfig = EvaluateConfig()
+    divergence: DivergenceConfig = DivergenceConfig()
+    keep: KeepConfig | None = Field(
+        None, description="Which versions keep their files, e.g. {last: 2, best: true, every: 10}; empty: all of them."
+    )
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()
     schedule: tuple[ScheduleConfig, ...] = Field(
@@ -104,6 +110,10 @@ class CampaignConfig(StrictConfig):
                 raise ValueError(
                     f"benchmark {benchmark.name}: arithmetic without a size is endless; give problems.size"
                 )
+        if self.keep is not None and self.keep.best and not self.evaluate.benchmarks:
+            raise ValueError(
+                "keep.best: the campaign has no benchmark to be best on; add one under evaluate.benchmarks"
+            )
         return self
 
     def _check_training(self, agent: str) -> None:

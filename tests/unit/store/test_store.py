@@ -1,13 +1,16 @@
 import multiprocessing
 import os
+import pickle
 import time
 from pathlib import Path
 
 import pytest
 
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.collecting import collect, remove
 from hacrl_core.artifacts.locks import exclusive, try_exclusive
 from hacrl_core.contracts.manifest import Identity, Provenance
+from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
 
 PROVENANCE = Provenance(started=0.0, finished=1.0, seconds=1.0)
 
@@ -39,7 +42,7 @@ def test_content_digest_leaves_out_what_was_measured(tmp_path):
     assert first.digest == second.digest != third.digest
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "no manifest", "newer"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "no manifest"])
 def test_damage_is_found_reported_and_set_aside(tmp_path, damage):
     ref = publish(Store(tmp_path), identity(a=1))
     data, manifest = ref.path / "data.txt", ref.path / "manifest.json"
@@ -51,10 +54,8 @@ def test_damage_is_found_reported_and_set_aside(tmp_path, damage):
         data.unlink()
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:100])
-    elif damage == "no manifest":
-        manifest.unlink()
     else:
-        manifest.write_text(manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 2'))
+        manifest.unlink()
     told = []
     store = Store(tmp_path, on_problem=told.append)
     assert store.lookup(identity(a=1)) is None
@@ -63,6 +64,62 @@ def test_damage_is_found_reported_and_set_aside(tmp_path, damage):
     assert len(list((tmp_path / "damaged").iterdir())) == 1
     again = publish(store, identity(a=1))
     assert Store(tmp_path).lookup(identity(a=1)) == again
+
+
+def test_what_a_newer_version_wrote_is_refused_and_left_as_it_is(tmp_path):
+    ref = publish(Store(tmp_path), identity(a=1))
+    manifest = ref.path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 2'))
+    with pytest.raises(NewerArtifactError, match="manifest version 2, this one knows 1"):
+        Store(tmp_path).lookup(identity(a=1))
+    assert not (tmp_path / "damaged").exists()
+    assert (ref.path / "data.txt").read_text() == "hello"
+
+
+def test_a_collected_artifact_is_known_and_comes_back_under_its_first_manifest(tmp_path):
+    store = Store(tmp_path)
+    ref = publish(store, identity(a=1))
+    first = store.manifest("thing", ref.key)
+    assert collect(store, "thing", ref.key, "test") == len("hello") + len("1 ms")
+    assert not (ref.path / "data.txt").exists()
+    fresh = Store(tmp_path)
+    assert fresh.lookup(identity(a=1)) is None
+    assert fresh.lookup(identity(a=1), collected=True) == ref
+    with pytest.raises(InputGoneError) as problem, fresh.reading([ref]):
+        pass
+    assert pickle.loads(pickle.dumps(problem.value)).keys == (ref.key,)
+    with pytest.raises(ArtifactError, match="making it again gave other content"):
+        publish(fresh, identity(a=1), text="other")
+    assert fresh.lookup(identity(a=1)) is None
+    assert publish(fresh, identity(a=1), measured="2 ms") == ref
+    back = Store(tmp_path)
+    assert back.lookup(identity(a=1)) == ref
+    assert back.manifest("thing", ref.key).provenance == first.provenance
+    assert (ref.path / "times.txt").read_text() == "2 ms"
+    assert collect(back, "thing", ref.key, "test") > 0
+
+
+def test_nothing_is_taken_from_under_a_reader_or_from_who_has_just_looked(tmp_path):
+    store = Store(tmp_path)
+    ref = publish(store, identity(a=1))
+    with store.reading([ref]):
+        assert collect(Store(tmp_path), "thing", ref.key, "test") == 0
+        assert remove(Store(tmp_path), "thing", ref.key, time.time() + 1) == 0
+    os.utime(ref.path / "manifest.json", (1, 1))
+    Store(tmp_path).lookup(identity(a=1))
+    assert remove(store, "thing", ref.key, time.time() - 60) == 0
+    assert remove(store, "thing", ref.key, time.time() + 1) > 0
+    assert not ref.path.exists()
+    assert list((tmp_path / "trash").iterdir()) == []
+
+
+def test_an_input_damaged_after_it_was_looked_up_is_not_read(tmp_path):
+    ref = publish(Store(tmp_path), identity(a=1))
+    (ref.path / "data.txt").write_text("jello")
+    told = []
+    with pytest.raises(InputGoneError), Store(tmp_path, on_problem=told.append).reading([ref]):
+        pass
+    assert "content differs from its sha256" in told[0]
 
 
 def test_a_lost_race_keeps_the_winner(tmp_path):

@@ -1,0 +1,116 @@
+"""Commands that look after the store."""
+
+import re
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.commands.common import HomeOption, one_line_errors
+from flows.home import Home
+from hacrl_core.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after the store: what is in it, whether it is whole, what may go.",
+)
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+VersionArgument = Annotated[str, typer.Argument(help="campaign/agent@version, e.g. demo/ada@12.")]
+
+
+@app.command("ls")
+@one_line_errors
+def ls(
+    campaign: Annotated[str | None, typer.Argument(help="Only this campaign's artifacts.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only this stage's, e.g. update.")] = None,
+    versions: Annotated[bool, typer.Option("--versions", help="One line per version of an agent instead.")] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """List what is in the store, by campaign, agent and stage, with size and age."""
+    from flows.storing.showing import show_ls, show_versions
+
+    if versions:
+        show_versions(Console(), Home.find(home), campaign, json)
+    else:
+        show_ls(Console(), Home.find(home), campaign, agent, stage, json)
+
+
+@app.command("du")
+@one_line_errors
+def du(json: JsonOption = False, home: HomeOption = None) -> None:
+    """Show how much disk each campaign takes, and how much of it alone."""
+    from flows.storing.showing import show_du
+
+    show_du(Console(), Home.find(home), json)
+
+
+@app.command("verify")
+@one_line_errors
+def verify(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set damaged artifacts aside; running a campaign again makes them anew.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Check every artifact against its manifest, every byte hashed. Exit code 1 if anything is damaged."""
+    from flows.storing.checking import verify_store
+
+    raise typer.Exit(verify_store(Console(), Home.find(home), repair))
+
+
+@app.command("gc")
+@one_line_errors
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", help="Really delete; without it only say what would go.")] = False,
+    campaign: Annotated[
+        str | None, typer.Option(help="Only versions of this campaign, nothing else; all campaigns unless given.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="Keep the newest so many versions of each agent.")
+    ] = None,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Keep the version that @best means: best on the campaign's benchmarks.")
+    ] = False,
+    keep_every: Annotated[int | None, typer.Option(min=1, help="Keep one version every so many iterations.")] = None,
+    grace: Annotated[str, typer.Option(help="Spare what was made or used within this time: 90s, 30m, 1h, 7d.")] = "1h",
+    home: HomeOption = None,
+) -> None:
+    """Delete what no campaign needs: files of old versions, by the keep policy, and artifacts that no campaign's record names.
+
+    The policy is each campaign's own ([bold]keep[/bold] in its config; all versions without it), or what --keep-… says here. First, last and
+    pinned versions always stay, and so does everything of a campaign that is running. Of a version only the files go: the campaign still
+    counts as complete and is not run again.
+    """
+    from flows.storing.cleaning import clean
+    from hacrl_core.config.keeping import KeepConfig
+
+    given = keep_last is not None or keep_best or keep_every is not None
+    policy = KeepConfig(last=keep_last or 1, best=keep_best, every=keep_every) if given else None
+    clean(Console(), Home.find(home), policy, campaign, _seconds(grace), really=yes)
+
+
+@app.command("pin")
+@one_line_errors
+def pin(version: VersionArgument, home: HomeOption = None) -> None:
+    """Keep a version's files whatever the policy says."""
+    from flows.storing import pins
+
+    Console().print(pins.pin(Home.find(home), version), highlight=False, soft_wrap=True)
+
+
+@app.command("unpin")
+@one_line_errors
+def unpin(version: VersionArgument, home: HomeOption = None) -> None:
+    """Leave a version to the policy again."""
+    from flows.storing import pins
+
+    Console().print(pins.unpin(Home.find(home), version), highlight=False, soft_wrap=True)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if found is None:
+        raise ConfigError(f"--grace {text}: not a time; give e.g. 90s, 30m, 1h or 7d")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

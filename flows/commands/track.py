@@ -1,0 +1,23 @@
+"""Commands about MLflow."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.commands.common import HomeOption, one_line_errors
+from flows.home import Home
+
+app = typer.Typer(no_args_is_help=True, help="MLflow: bring it up to date with what the campaigns measured.")
+
+
+@app.command("sync")
+@one_line_errors
+def sync(
+    campaign: Annotated[str | None, typer.Argument(help="Name of a campaign; all of them unless given.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Send MLflow what it missed while it was away. What it has already is not sent twice."""
+    from flows.syncing import sync_campaigns
+
+    raise typer.Exit(sync_campaigns(Console(), Home.find(home), campaign))

@@ -1,0 +1,102 @@
+"""Taking artifacts out of the store again: only the files, so that the artifact stays known (collect), or all of it (remove).
+
+Both take the manifest's lock alone, which a stage that reads the artifact shares: what is in use is left alone. Files go into ``trash/`` by
+renaming, so that a crash leaves either the artifact or nothing that counts.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hacrl_core.artifacts.store import COLLECTED, MANIFEST, Store, replace_synced
+from hacrl_core.errors import ArtifactError
+
+
+def collect(store: Store, stage: str, key: str, why: str) -> int:
+    """Remove an artifact's files and keep its manifest; returns the bytes freed, 0 where somebody uses it."""
+    folder = store.folder(stage, key)
+    with _alone(folder) as free, _trash(store, key) as bin_:
+        if not free:
+            return 0
+        try:
+            manifest = store.manifest(stage, key)
+        except ArtifactError:
+            return 0  # damaged or newer: not ours to judge here
+        files = [path for path in (folder / output.path for output in manifest.outputs) if path.exists()]
+        freed = sum(path.stat().st_size for path in files)
+        if not (
+            folder / COLLECTED
+        ).exists():  # first the mark, then the files: a crash between the two is finished by the next call
+            replace_synced(
+                folder / COLLECTED, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n"
+            )
+        for number, path in enumerate(files):
+            os.rename(path, bin_ / str(number))
+        for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            path.rmdir()
+        return freed
+
+
+def remove(store: Store, stage: str, key: str, not_since: float) -> int:
+    """Remove an artifact altogether, unless somebody uses it or looked it up since; returns the bytes freed."""
+    folder = store.folder(stage, key)
+    with _alone(folder) as free, _trash(store, key) as bin_:
+        if not free or last_used(folder) > not_since:
+            return 0
+        freed = size_of(folder)
+        os.rename(folder, bin_ / "all")
+        return freed
+
+
+def last_used(folder: Path) -> float:
+    """When the artifact was made or last looked up."""
+    for path in (folder / MANIFEST, folder):
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+    return 0.0
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue  # removed under our eyes
+    return total
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    try:
+        handle = os.open(folder / MANIFEST, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _trash(store: Store, key: str) -> Iterator[Path]:
+    place = store.root / "trash" / f"{key[:12]}-{secrets.token_hex(3)}"
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,67 @@
+"""Whole campaigns in a home folder, with record, display and everything, but in this process: neither Prefect nor workers."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from flows.calls import Planned
+from flows.execution import run_session
+from flows.home import Home
+from flows.records import read_entries
+from flows.replay import Done
+from flows.running import StageRunner
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from stages.runner import Outcome, run_stage
+from stages.spec import StageCall
+
+
+class Here(StageRunner):
+    """Every stage on the spot. ``ran`` lists what was computed since it was last cleared."""
+
+    ran: ClassVar[list[str]] = []
+
+    def _schedule(self, planned: Planned) -> Done:
+        return Done(self.perform(planned), planned)
+
+    def _run(self, call: StageCall) -> Outcome:
+        outcome = run_stage(self.store, call, self._context)
+        if not outcome.cached:
+            Here.ran.append(call.label)
+        return outcome
+
+
+def run_here(config: CampaignConfig, home: Home) -> list[str]:
+    """Run or resume; returns the labels of the stages that were computed."""
+    torch.set_num_threads(1)
+    Here.ran.clear()
+    run_session(config, home, Here)
+    return list(Here.ran)
+
+
+def digests(home: Home, name: str) -> dict[str, str]:
+    """Label → content digest of everything in the campaign's record."""
+    store = Store(home.store)
+    return {
+        entry.label: store.manifest(entry.stage, entry.key).content_digest
+        for entry in read_entries(home.campaign(name))
+    }
+
+
+def files(home: Home, stage: str) -> list[Path]:
+    return sorted(p for p in (home.store / "objects" / stage).glob("*/**/*") if p.is_file() and p.suffix != ".json")
+
+
+def of_label(home: Home, name: str, label: str) -> Path:
+    entry = next(e for e in read_entries(home.campaign(name)) if e.label == label)
+    return Store(home.store).folder(entry.stage, entry.key)
+
+
+def weights(home: Home, name: str, label: str) -> str:
+    return hashlib.sha256((of_label(home, name, label) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def keep(**settings: Any) -> dict[str, Any]:
+    return {"keep": settings}
