@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from flows.commands import campaigns, configs, servers, store, track, views
+from flows.commands import campaigns, configs, servers, store, sweeps, track, views
 
 # A user's own verifier lies beside the config; a console script does not look there by itself.
 sys.path.append(str(Path.cwd()))
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(campaigns.app)
 app.add_typer(views.app)
 app.add_typer(servers.app)
+app.add_typer(sweeps.app)
 app.add_typer(configs.app, name="config")
 app.add_typer(store.app, name="store")
 app.add_typer(track.app, name="track")

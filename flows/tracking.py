@@ -53,16 +53,15 @@ def _slim(update: UpdateConfig) -> dict[str, Any]:
 class Projection:
     """The campaign's runs in one MLflow server: a parent, and a child per agent."""
 
-    def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home) -> None:
+    def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home, parent: str | None = None) -> None:
+        """``parent`` is the run above the campaign's own: that of the sweep it is a cell of."""
         from mlflow import MlflowClient
 
-        self._config, self._store = config, store
-        # Without a server MLflow would put files into the current folder.
-        self._files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
+        self._config, self._store, self._above = config, store, parent
         self._client = MlflowClient(tracking_uri=uri)
         self._digest = campaign_digest(config)
         with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
-            self._experiment = self._find_experiment(config.tracking.experiment)
+            self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
             self._runs = self._find_runs()
 
     def log(self, entries: Iterable[Entry]) -> None:
@@ -112,20 +111,6 @@ class Projection:
             short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
             yield PARENT, Metric(clean_name(f"{short}/{entry.agent}"), manifest.metrics[headline], at, step)
 
-    def _find_experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        try:
-            return str(self._client.create_experiment(name, artifact_location=self._files))
-        except MlflowException:  # somebody else made it just now
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
-                raise
-            return str(found.experiment_id)
-
     def _find_runs(self) -> dict[str, str]:
         """The campaign's runs by agent; those that are missing are made, those that ended are running again."""
         query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
@@ -135,7 +120,7 @@ class Projection:
             if agent in runs:
                 self._client.update_run(runs[agent], status="RUNNING")
             else:
-                runs[agent] = self._create(agent, runs.get(PARENT))
+                runs[agent] = self._create(agent, runs.get(PARENT, self._above))
         return runs
 
     def _create(self, agent: str, parent: str | None) -> str:
@@ -148,6 +133,23 @@ class Projection:
         if not agent:
             self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
         return str(run)
+
+
+def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
+    """The experiment's id; made where it does not exist. Without a server MLflow would put files into the current folder."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
+    try:
+        return str(client.create_experiment(name, artifact_location=files))
+    except MlflowException:  # somebody else made it just now
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return str(found.experiment_id)
 
 
 def quiet_environment() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import EngineError, HacrlError
-from stages.runner import Outcome, run_stage
+from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
 
@@ -62,7 +62,8 @@ class Worker:
         self._starting = threading.Lock()
         self._closed = False
 
-    def run(self, call: StageCall, events: Events) -> Outcome:
+    def run(self, call: Any, events: Events) -> Any:
+        """A stage call, or anything with a label that can ``perform(store, context)``; returns its outcome."""
         with self._busy:
             pipe = self._start(call)
             self._exchange(call, lambda: pipe.send(call))
@@ -209,8 +210,10 @@ def _serve(
         close_pool()
 
 
-def _answer(store: Store, call: StageCall, context: Context, pipe: Connection) -> tuple[str, Any]:
+def _answer(store: Store, call: Any, context: Context, pipe: Connection) -> tuple[str, Any]:
     try:
+        if not isinstance(call, StageCall):  # a whole cell of a sweep
+            return "done", call.perform(store, context)
         return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
     except HacrlError as problem:
         return "error", problem

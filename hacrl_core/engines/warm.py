@@ -73,6 +73,9 @@ def close_warm(warm: Warm) -> None:
     """Stop what runs and let go of what is held: engines with worker processes, weights on a device."""
     if "engine" in warm:
         warm["engine"][1].close()
+    for kept in warm.values():
+        if isinstance(kept, dict):  # a process that serves several agents keeps each one's things apart
+            close_warm(kept)
     warm.clear()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from hacrl_core.config.problems import ArithmeticProblems, Columns, DatasetProblems, PresetProblems, ProblemFilters
@@ -26,6 +27,13 @@ def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems)
 
 
 def _arithmetic(config: ArithmeticProblems) -> ProblemSet:
+    """Made by code from its settings alone, so it is made once in a process: a thousand problems take half a second."""
+    return _made(config.model_dump_json())
+
+
+@lru_cache(maxsize=16)
+def _made(settings_json: str) -> ProblemSet:
+    config = ArithmeticProblems.model_validate_json(settings_json)
     if config.split == "held_out":
         problems = tuple(held_out_problems(config.size or 0, config))
     elif config.size is not None:

@@ -1,0 +1,64 @@
+"""Commands that run many campaigns at once and compare them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from flows.commands.common import HomeOption, SetOption, one_line_errors
+from flows.home import Home
+from hacrl_core.config.sweep import load_sweep
+from hacrl_core.errors import HacrlError
+
+app = typer.Typer()
+
+
+@app.command()
+@one_line_errors
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(metavar="SWEEP", help="A sweep's YAML file, e.g. configs/sweeps/main.yaml.")
+    ],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what would run, and how much of it is shared.")
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Only write tables and pictures of the cells that are finished.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side; the sweep's unless given."),
+    ] = None,
+    set_: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Run variants of a campaign with several seeds, share what they have in common, and compare them.
+
+    Killed or stopped, it goes on with the same command; finished cells are not run again, and a variant or seed added to the file runs alone.
+    --set changes the sweep itself, e.g. --set seeds=[1,2] or --set settings.iterations=10.
+    """
+    from flows.sweeping.launch import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
+    from flows.sweeping.report import make_report, write_report
+
+    console, place = Console(), Home.find(home)
+    chosen = load_sweep(config, [*(set_ or ()), *([f"concurrency={jobs}"] if jobs else [])])
+    if plan:
+        show_plan(console, chosen, plan_sweep(chosen, place)[0])
+        return
+    if report:
+        found, outcome = make_report(chosen, place.root), None
+        write_report(found, sweep_folder(chosen, place))
+    else:
+        outcome = run_sweep(chosen, place, console)
+        show_outcome(console, outcome)
+        found = outcome.report or make_report(chosen, place.root)
+    if found.comparisons:
+        console.print()
+        console.print(escape(found.overview()), highlight=False, soft_wrap=True)
+        console.print(f"tables, pictures and raw numbers: {sweep_folder(chosen, place)}", soft_wrap=True)
+    else:
+        console.print(f"nothing to compare yet: no finished cell of the baseline {found.baseline}")
+    if outcome is not None and outcome.failures:
+        raise HacrlError(f"sweep {chosen.config.name}: {len(outcome.failures)} jobs failed; the others are finished")
