@@ -16,6 +16,7 @@ from flows.replay import Observers, joined
 from flows.running import PlainRunner, StageRunner, first_error
 from flows.storing.collecting import collect_as_it_runs
 from flows.tracker import Tracker
+from flows.turns import Placement, turns_of
 from flows.workers import Worker
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.config.campaign import CampaignConfig
@@ -62,13 +63,15 @@ def run_session(config: CampaignConfig, home: Home, runner: type[StageRunner]) -
 def _run(session: Session, tracker: Tracker | None, kind: type[StageRunner]) -> tuple[int, int]:
     config = session.config
     observers = joined(session.display.observers(), session.log.observers(), _after_iterations(session, tracker))
+    turns = turns_of(config)
     workers = {
         name: Worker(
             name,
             session.home.store,
             threads=config.runtime.threads_per_agent,
-            device=agent.device,
             output=observers.events.output,
+            place=Placement(agent.device, agent.gpus, agent.attention),
+            turn=turns.get(name),
         )
         for name, agent in config.agents.items()
     }

@@ -17,6 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 
+from flows.turns import gpus_of
 from hacrl_core.config.campaign import CampaignConfig
 
 LEASE_SECONDS = 60.0  # the shortest that Prefect grants
@@ -27,11 +28,8 @@ def slot_names(config: CampaignConfig) -> list[str]:
     """Those of the config, else one for each GPU that its agents use."""
     if config.runtime.slots is not None:
         return sorted(set(config.runtime.slots))
-    devices = {agent.device for agent in config.agents.values()}
-    if "auto" in devices and os.path.exists("/dev/nvidia0"):
-        devices.add("cuda")
-    gpus = {"cuda:0" if device == "cuda" else device for device in devices if device.startswith("cuda")}
-    return sorted(f"gpu {socket.gethostname()} {gpu}" for gpu in gpus)
+    gpus = {gpu for name, agent in config.agents.items() for gpu in gpus_of(agent, config.generation(name).engine)}
+    return [f"gpu {socket.gethostname()} cuda:{gpu}" for gpu in sorted(gpus)]
 
 
 @contextmanager

@@ -11,11 +11,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flows.turns import Placement, Turn
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import EngineError, HacrlError
 from stages.runner import run_stage
@@ -51,11 +53,14 @@ class Worker:
         store_root: Path,
         *,
         threads: int,
-        device: str,
+        device: str = "auto",
         output: Callable[[str, str], None] | None = None,
+        place: Placement | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.name, self._output = name, output
-        self._settings = (store_root, threads, device)
+        self._settings = (store_root, threads, place or Placement(device))
+        self._turn = turn
         self._process: Any = None
         self._pipe: Connection | None = None
         self._busy = threading.Lock()
@@ -64,7 +69,7 @@ class Worker:
 
     def run(self, call: Any, events: Events) -> Any:
         """A stage call, or anything with a label that can ``perform(store, context)``; returns its outcome."""
-        with self._busy:
+        with self._busy, self._turn.taken_by(self) if self._turn else nullcontext():
             pipe = self._start(call)
             self._exchange(call, lambda: pipe.send(call))
             while True:
@@ -79,6 +84,14 @@ class Worker:
                     return value
                 else:
                     raise value
+
+    def rest(self) -> None:
+        """End the idle process, and with it all memory it holds; the next call starts another."""
+        with self._starting:
+            if self._process is not None and self._pipe is not None and not self._closed:
+                self._pipe.close()  # an idle worker ends at the end of its pipe
+                self._process.join(timeout=30)  # an engine of its own may need a moment
+                self._reap()
 
     def _exchange(self, call: StageCall, speak: Callable[[], Any]) -> Any:
         """One message; the end of the pipe means that the process is gone."""
@@ -171,7 +184,7 @@ def _print_into(pipe: Connection) -> None:
 
 
 def _serve(
-    pipe: Connection, parent: int, store_root: Path, threads: int, device: str, printed: Connection | None = None
+    pipe: Connection, parent: int, store_root: Path, threads: int, place: Placement, printed: Connection | None = None
 ) -> None:
     """The worker's life: take a call, run it, answer; until the pipe ends."""
     die_with_parent(parent)
@@ -179,6 +192,8 @@ def _serve(
         _print_into(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    if place.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; the campaign has its own
@@ -190,13 +205,14 @@ def _serve(
     torch.set_num_threads(threads)
     _quieten()
     warm: dict[str, Any] = {}
-    chosen = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(
         progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
         warn=lambda message: pipe.send(("warn", message)),
         warm=warm,
         device=chosen,
+        attention=place.attention,
     )
     try:
         while True:

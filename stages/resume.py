@@ -34,6 +34,8 @@ def generate_resumable(
             done = engine.generate(agent.path, agent.digest, shard, params, report)
             _write(path, done)
         results += done
+    if not config.engine.keep:
+        engine.close()  # it starts again when it is asked next
     return results
 
 

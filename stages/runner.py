@@ -16,6 +16,7 @@ from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
+from stages import peak
 from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
 
 
@@ -60,11 +61,12 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     staged = store.stage_folder(identity.key)
     out = OutFolder(staged)
     started, clock = time.time(), time.perf_counter()
+    peak.begin()
     try:
         with store.reading(call.inputs.values()):
             result = stage.run(call.inputs, config, call.seed, out, replace(context, partial=partial))
         _check_metrics(call, result.metrics)
-        seconds = time.perf_counter() - clock
+        seconds, highest = time.perf_counter() - clock, peak.end()
         provenance = Provenance(
             started=started,
             finished=time.time(),
@@ -73,6 +75,8 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             packages=_packages(),
             hardware=_hardware(),
             process=f"{os.getpid()}",
+            peak_memory_bytes=highest.host_bytes,
+            peak_device_bytes=highest.device_bytes,
         )
         ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
     except ContractError as problem:

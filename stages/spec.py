@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.manifest import Identity
 from hacrl_core.contracts.tables import TableSchema, write_table
@@ -63,6 +64,7 @@ class Context:
     partial: Path | None = None  # a folder that outlives a crash, for work finer than a stage
     warm: dict[str, Any] = field(default_factory=dict)  # kept between stages of one process: engines, loaded agents
     device: str = "cpu"
+    attention: Attention = "auto"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ class BuiltinEngineConfig(StrictConfig):
         description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
         "own forward; off, or for other models, the transformers cache does the work.",
     )
+    keep: bool = Field(
+        default=True,
+        description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
+        "the device's memory to themselves, and loads it again for the next sampling.",
+    )
 
     def identity(self) -> dict[str, Any]:
         """What changes the numbers: device and fast_path give the same ones up to rounding."""
@@ -72,6 +77,11 @@ class VllmEngineConfig(StrictConfig):
         gt=0,
         description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it "
         "the worker is restarted, never sampled from.",
+    )
+    keep: bool = Field(
+        default=True,
+        description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
+        "the device's memory to themselves, and loads it again for the next sampling.",
     )
 
     def identity(self) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Provenance(StrictConfig):
     packages: dict[str, str] = Field(default_factory=dict)
     hardware: dict[str, str] = Field(default_factory=dict)
     process: str = ""
+    peak_memory_bytes: int = 0  # highest resident size of the process during the stage; 0: not recorded
+    peak_device_bytes: int = 0  # highest allocation on a GPU by torch in this process
 
 
 class Manifest(StrictConfig):

@@ -1,0 +1,48 @@
+"""How much memory a stage took: the process's highest resident size while it ran, and the highest of its GPUs."""
+
+import contextlib
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Peak:
+    host_bytes: int
+    device_bytes: int
+
+
+def begin() -> None:
+    """Forget earlier peaks. Where the system does not let us (no Linux), a stage reports the highest one of the process so far."""
+    with contextlib.suppress(OSError):
+        _RESET.write_text("5")
+    for device in _gpus():
+        _cuda().reset_peak_memory_stats(device)
+
+
+def end() -> Peak:
+    device = max((_cuda().max_memory_allocated(device) for device in _gpus()), default=0)
+    return Peak(_highest_resident(), device)
+
+
+def _highest_resident() -> int:
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _gpus() -> range:
+    """Asking must neither import torch nor wake a GPU up."""
+    torch = sys.modules.get("torch")
+    return range(torch.cuda.device_count() if torch is not None and torch.cuda.is_initialized() else 0)
+
+
+def _cuda() -> Any:
+    return sys.modules["torch"].cuda

@@ -1,0 +1,37 @@
+"""Peak memory of a stage: in its provenance, never in its digest."""
+
+import numpy as np
+
+from hacrl_core.artifacts import Store
+from stages import peak
+from stages.runner import run_stage
+from stages.spec import Context, StageCall
+
+MB = 1 << 20
+
+
+def test_a_peak_is_that_of_the_time_since_begin():
+    peak.begin()
+    before = peak.end().host_bytes
+    high = np.ones(200 * MB // 8)
+    seen = peak.end().host_bytes
+    assert seen - before > 180 * MB
+    del high
+    peak.begin()
+    assert peak.end().host_bytes < seen - 150 * MB
+
+
+def test_a_manifest_records_it_outside_its_digest(tmp_path):
+    problems = {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
+    from hacrl_core.config.problems import ArithmeticProblems
+    from hacrl_core.problems import load_problems
+
+    digest = load_problems(ArithmeticProblems.model_validate(problems)).content_digest
+    config = {"max_prompt_tokens": None, "chat_templates": {}, "problems": problems, "content_digest": digest, "iteration": 0, "prompts": 2}  # fmt: skip
+    call = StageCall("sample", config, {}, 1)
+    one, two = (Store(tmp_path / name) for name in ("one", "two"))
+    first, ballast = run_stage(one, call, Context()), np.ones(50 * MB)
+    second = run_stage(two, call, Context())
+    peaks = [store.manifest("sample", first.ref.key).provenance.peak_memory_bytes for store in (one, two)]
+    assert peaks[1] - peaks[0] > 0.9 * ballast.nbytes
+    assert first.ref.digest == second.ref.digest
