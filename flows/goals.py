@@ -50,12 +50,13 @@ def with_goal(
 
 
 def complete_iterations(config: CampaignConfig, home: Home) -> int:
-    """Iterations from the start whose updates are all in the store *under these settings*. Evaluations do not count: they follow."""
-    last = max((e.iteration for e in read_entries(home.campaign(config.name)) if e.iteration is not None), default=-1)
-    endless = config.model_copy(update={"iterations": last + 2})
+    """Iterations of the campaign's record whose artifacts are all in the store *under these settings*. Evaluations do not count."""
+    updates = [entry for entry in read_entries(home.campaign(config.name)) if entry.stage == "update"]
+    last = max((entry.iteration for entry in updates if entry.iteration is not None), default=-1)
+    recorded = config.model_copy(update={"iterations": last + 1})
     count = _Count(Store(home.store))
     with suppress(CacheMiss):
-        run_campaign(endless, Calls(endless, load_problems(config.problems).content_digest), count)
+        run_campaign(recorded, Calls(recorded, load_problems(config.problems).content_digest), count)
     return count.done
 
 

@@ -1,0 +1,128 @@
+"""Real servers for the tests: one ``hacrl up`` for all of them, in a home of its own, on free ports of loopback."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.home import Home
+from flows.servers.processes import carrying
+from flows.servers.state import read_state
+from tests.flow.conftest import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def fetch(url, data=None, **headers):
+    """Status, headers and text of an answer, whatever the status."""
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, dict(answer.headers), answer.read().decode()
+    except urllib.error.HTTPError as problem:
+        return problem.code, dict(problem.headers), problem.read().decode()
+
+
+def wait_for(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.3)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+class Command:
+    """The hacrl command with an environment of its own."""
+
+    def __init__(self, place: Path, **environment: str) -> None:
+        self.place, self.home = place, Home(place / "home")
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not re.match("PREFECT_|MLFLOW_|HACRL_", k)},
+            "HACRL_HOME": str(self.home.root),
+            "HOME": str(place),
+            "COLUMNS": "140",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        }
+
+    def __call__(self, *words: str, code: int = 0, timeout: float = 280) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *words],
+            cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+        text = done.stdout + done.stderr
+        assert done.returncode == code, text
+        assert "Traceback" not in text, text
+        return text
+
+    def config(self, name: str, **changes) -> str:
+        path = self.place / f"{name}.yaml"
+        agents = {"ada": TINY["agents"]["ada"]}  # one agent: what is tested here is around it
+        settings = {**TINY, "name": name, "agents": agents, "tracking": {"enabled": True}, **changes}
+        path.write_text(yaml.safe_dump(settings))
+        return str(path)
+
+
+class Servers(Command):
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.ports = {"prefect": free_port(), "mlflow": free_port()}
+        self.said = ""
+
+    def up(self) -> str:
+        return self("up", *(f"--{name}-port={port}" for name, port in self.ports.items()))
+
+    @property
+    def prefect(self) -> str:
+        return f"http://127.0.0.1:{self.ports['prefect']}"
+
+    @property
+    def mlflow(self) -> str:
+        return f"http://127.0.0.1:{self.ports['mlflow']}"
+
+    def pid(self, name: str) -> int:
+        return read_state(self.home).servers[name].process.pid
+
+    def api(self, path: str, **body):
+        status, _, text = fetch(f"{self.prefect}/api/{path}", json.dumps(body).encode())
+        assert status == 200, text
+        return json.loads(text)
+
+    def runs(self, deployment: str) -> list[dict]:
+        return self.api(
+            "flow_runs/filter", deployments={"name": {"any_": [deployment]}}, sort="EXPECTED_START_TIME_ASC"
+        )
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory):
+    servers = Servers(tmp_path_factory.mktemp("servers"))
+    begun = time.monotonic()
+    try:
+        servers.said = servers.up()
+        servers.seconds = time.monotonic() - begun
+        yield servers
+    finally:
+        state = read_state(servers.home)
+        with contextlib.suppress(AssertionError):
+            servers("down", "--force")
+        left = carrying(state.token) if state else []
+        assert left == [], "hacrl down left processes behind"

@@ -1,0 +1,173 @@
+"""The parts of hacrl up that need no server: processes, state, credentials, addresses, the door."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows.home import Home
+from flows.servers.credentials import client_environment, find_credentials, require_credentials
+from flows.servers.guard import BasicAuth
+from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
+from flows.servers.settings import Wanted, command, database_url, environment, without_password
+from flows.servers.state import Server, State, mlflow_of, prefect_of, read_state, state_file, write_state
+from hacrl_core.errors import ConfigError
+
+SLEEP = "import time; time.sleep(60)"
+# A process that starts another in a session of its own and tells its number: what a group signal would miss.
+PARENT = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); print(p.pid, flush=True); p.wait()"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def start():
+    begun = []
+
+    def start(code, **extra):
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **extra}
+        )
+        begun.append(popen)
+        return popen
+
+    yield start
+    for popen in begun:
+        popen.kill()
+        popen.wait()
+
+
+def test_a_process_is_its_number_and_its_beginning(start):
+    popen = start(SLEEP)
+    process = Process.of(popen.pid)
+    assert process.alive()
+    assert 0 <= process.uptime() < 30
+    assert not Process(process.pid, process.began - 1, process.boot).alive()  # the same number, another process
+    assert not Process(process.pid, process.began, "another boot").alive()
+    popen.kill()
+    time.sleep(0.05)
+    assert not process.alive()  # a zombie, not yet waited for, is not alive
+    popen.wait()
+    with pytest.raises(ProcessLookupError):
+        Process.of(process.pid)
+
+
+def test_a_signal_never_reaches_a_stranger_with_an_old_number(start):
+    popen = start(SLEEP)
+    old = Process.of(popen.pid)
+    stranger = Process(old.pid, old.began - 100, old.boot)
+    assert end([stranger], patience=0.1) == []
+    assert popen.poll() is None
+
+
+def test_the_token_finds_grandchildren_in_sessions_of_their_own_and_nobody_else(start):
+    popen, bystander = start(PARENT, **{TOKEN: "a-token"}), start(SLEEP, **{TOKEN: "another"})
+    grandchild = int(popen.stdout.readline())
+    assert {process.pid for process in carrying("a-token")} == {popen.pid, grandchild}
+    assert set(tree(popen.pid)) == {popen.pid, grandchild}
+    assert memory(tree(popen.pid)) > 2 * 2**20
+    end(carrying("a-token"), patience=5)
+    assert carrying("a-token") == []
+    assert bystander.poll() is None
+
+
+def test_who_does_not_listen_is_killed(start):
+    popen = start(STUBBORN)
+    popen.stdout.readline()
+    assert [process.pid for process in end([Process.of(popen.pid)], patience=0.2)] == [popen.pid]
+    assert popen.wait() == -9
+
+
+def test_state_survives_the_file_and_is_private(tmp_path):
+    home, me = Home(tmp_path), Process.of(os.getpid())
+    state = State("token", me, "127.0.0.1", 4200, 5000, "sqlite", {"prefect": Server(me, 2)})
+    write_state(home, state)
+    assert read_state(home) == state
+    assert state_file(home).stat().st_mode & 0o077 == 0
+    assert prefect_of(home) == "http://127.0.0.1:4200/api"
+    assert mlflow_of(home) is None  # it does not run
+    state_file(home).write_text("{}")
+    assert read_state(home) is None
+
+
+def test_servers_of_a_dead_process_are_not_used(tmp_path, start):
+    popen, home = start(SLEEP), Home(tmp_path)
+    gone = Process.of(popen.pid)
+    write_state(home, State("t", gone, "127.0.0.1", 1, 2, "sqlite", {"prefect": Server(gone), "mlflow": Server(gone)}))
+    popen.kill()
+    popen.wait()
+    assert prefect_of(home) is None
+    assert mlflow_of(home) is None
+
+
+def test_other_machines_are_let_in_with_credentials_only(tmp_path, monkeypatch):
+    monkeypatch.delenv("HACRL_CREDENTIALS", raising=False)
+    home = Home(tmp_path)
+    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
+        require_credentials(host, find_credentials(home))
+    for host in ("0.0.0.0", "::", "192.168.1.5", "127.0.0.1.example.org"):
+        with pytest.raises(ConfigError, match="credentials"):
+            require_credentials(host, find_credentials(home))
+    path = tmp_path / "credentials"
+    path.write_text("ada:correct horse battery\n")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        find_credentials(home)
+    path.chmod(0o600)
+    require_credentials("0.0.0.0", find_credentials(home))
+    assert client_environment(find_credentials(home)) == {
+        "PREFECT_API_AUTH_STRING": "ada:correct horse battery",
+        "MLFLOW_TRACKING_USERNAME": "ada",
+        "MLFLOW_TRACKING_PASSWORD": "correct horse battery",
+    }
+    monkeypatch.setenv("HACRL_CREDENTIALS", "ada:short")
+    with pytest.raises(ConfigError, match="at least 12 characters"):
+        find_credentials(home)
+
+
+def test_databases_are_apart_and_passwords_are_in_no_command_line(tmp_path, monkeypatch):
+    url = "postgresql://ada:s3cret@db.lan:5433/team?sslmode=require"
+    assert database_url(url, "prefect") == "postgresql+asyncpg://ada:s3cret@db.lan:5433/team_prefect?sslmode=require"
+    assert database_url(url, "mlflow") == "postgresql+psycopg2://ada:s3cret@db.lan:5433/team_mlflow?sslmode=require"
+    assert without_password(url) == "postgresql://ada@db.lan:5433/team"
+    monkeypatch.setenv("HACRL_POSTGRES_URL", url)
+    for server in ("prefect", "mlflow", "worker"):
+        assert not any("s3cret" in word for word in command(Wanted(), server))
+    assert environment(Wanted(), "mlflow", Home(tmp_path))["MLFLOW_BACKEND_STORE_URI"].endswith(
+        "team_mlflow?sslmode=require"
+    )
+
+
+def test_without_postgres_mlflow_serves_the_file_that_campaigns_write(tmp_path, monkeypatch):
+    monkeypatch.delenv("HACRL_POSTGRES_URL", raising=False)
+    home = Home(tmp_path)
+    assert environment(Wanted(), "mlflow", home)["MLFLOW_BACKEND_STORE_URI"] == home.tracking_uri
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "header", "answer"),
+    [
+        ("http", "/", b"", 401),
+        ("http", "/", b"Basic d3Jvbmc6d3Jvbmc=", 401),
+        ("http", "/", b"Basic YWRhOmNvcnJlY3QgaG9yc2U=", "inside"),
+        ("http", "/health", b"", "inside"),
+        ("http", "/health/../api", b"", 401),
+        ("websocket", "/", b"", "closed"),
+        ("lifespan", "/", b"", "inside"),
+    ],
+)
+def test_the_door_opens_for_the_right_words_only(kind, path, header, answer):
+    sent = []
+
+    async def inside(scope, receive, send):
+        await send({"type": "inside"})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": [(b"authorization", header)] if header else []}
+    asyncio.run(BasicAuth(inside, "ada:correct horse", open_paths=("/health",))(scope, None, send))
+    first = sent[0]
+    assert {"inside": "inside", "websocket.close": "closed"}.get(first["type"], first.get("status")) == answer

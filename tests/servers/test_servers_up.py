@@ -1,0 +1,204 @@
+"""hacrl up, ps, down, run and deploy on real servers. One ``up`` serves all tests, so they run in the order of this file."""
+
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.servers.processes import carrying, memory, tree
+from flows.servers.state import log_file, read_state
+from tests.servers.conftest import fetch, free_port, wait_for
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+
+HOLDER = """
+import sys, time
+from flows.slots import held_slots
+from hacrl_core.config.loading import load_config
+from hacrl_core.config.campaign import CampaignConfig
+with held_slots(load_config(__import__("pathlib").Path(sys.argv[1]), CampaignConfig), lambda text: print(text, flush=True)):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+print("released", flush=True)
+"""
+
+
+def hold(servers, seconds):
+    environment = {
+        **servers.environment,
+        "PREFECT_API_URL": f"{servers.prefect}/api",
+        "PREFECT_HOME": str(servers.place / "p"),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, servers.config("holder", runtime={"slots": ["the-gpu"]}), str(seconds)],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def killed_holder(servers):
+    """A process that held a slot and was killed at the beginning of the tests; its lease runs out meanwhile."""
+    holder = hold(servers, 300)
+    assert holder.stdout.readline() == "held\n"
+    rival = hold(servers, 0)
+    assert "waiting for the-gpu" in rival.stdout.readline()
+    holder.kill()
+    holder.wait()
+    killed = time.monotonic()
+    yield rival, killed
+    rival.kill()
+    rival.wait()
+
+
+def test_up_waits_for_three_answers_and_says_where(servers, killed_holder):
+    for line in (
+        "Prefect answers after",
+        "MLflow answers after",
+        "worker answers after",
+        servers.prefect,
+        servers.mlflow,
+    ):
+        assert line in servers.said
+    assert fetch(f"{servers.prefect}/")[0] == 200  # the pages are there
+    assert "MLflow" in fetch(f"{servers.mlflow}/")[2]
+    text = servers("ps")
+    assert text.count("answers") == 3
+    print(f"\nstart-up {servers.seconds:.1f} s")
+    for name in ("prefect", "mlflow", "worker"):
+        used = memory(tree(servers.pid(name))) / 2**20
+        print(f"{name}: {used:.0f} MB")
+        assert used < 400
+    assert memory([read_state(servers.home).supervisor.pid]) < 30 * 2**20
+
+
+def test_a_second_up_finds_everything_running(servers):
+    before = read_state(servers.home)
+    assert "already running" in servers("up")
+    assert read_state(servers.home).servers == before.servers
+    assert "hacrl down first" in servers("up", f"--prefect-port={free_port()}", code=2)
+
+
+def test_nobody_else_is_listened_to(servers):
+    for name, port in servers.ports.items():
+        with socket.socket() as knock:
+            knock.settimeout(2)
+            for address in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}:
+                if not address.startswith("127."):
+                    assert knock.connect_ex((address, port)) != 0, f"{name} answers on {address}"
+    assert fetch(f"{servers.prefect}/api/admin/version", Host="evil.example")[0] == 400
+    assert fetch(f"{servers.mlflow}/api/2.0/mlflow/experiments/search?max_results=1", Host="evil.example")[0] == 403
+    foreign = {"Origin": "http://evil.example"}
+    assert "access-control-allow-origin" not in {
+        k.lower() for k in fetch(f"{servers.prefect}/api/health", **foreign)[1]
+    }
+    assert fetch(f"{servers.mlflow}/api/2.0/mlflow/experiments/search", b'{"max_results": 1}', **foreign)[0] == 403
+    assert "other machines could reach" in servers(
+        "up", "--host=0.0.0.0", "--home", str(servers.place / "other"), code=2
+    )
+    taken = f"--prefect-port={servers.ports['mlflow']}"
+    assert "Address already in use" in servers("up", taken, "--home", str(servers.place / "other"), code=2)
+
+
+def test_telemetry_is_off_and_mlflow_has_no_job_workers(servers):
+    environment = Path(f"/proc/{servers.pid('prefect')}/environ").read_text()
+    assert "DO_NOT_TRACK=true" in environment
+    assert len(tree(servers.pid("mlflow"))) == 1
+    assert fetch(f"{servers.prefect}/api/admin/settings")[2].count('"analytics_enabled":false') == 1
+
+
+def test_run_uses_the_servers_by_itself(servers):
+    text = servers("run", servers.config("by_hand", iterations=1))
+    assert servers.mlflow in text  # the way to MLflow at the end is the server's address
+    assert "View run" not in text
+    flow_runs = servers.api("flow_runs/filter", sort="START_TIME_DESC", limit=5)
+    assert any(run["name"].startswith("by_hand") and run["state_type"] == "COMPLETED" for run in flow_runs)
+    with sqlite3.connect(servers.home.root / "mlflow.db") as database:
+        names = {name for (name,) in database.execute("select name from runs")}
+    assert {"by_hand", "by_hand/ada"} <= names
+    more = servers("run", servers.config("by_hand", iterations=1), "--more", "1")
+    assert "1 iterations are complete, 1 more to 2" in more
+
+
+def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
+    night = {"cron": "30 3 * * *", "timezone": "America/New_York", "more_iterations": 1}
+    config = servers.config("nightly", schedule=night, seed=0)
+    text = servers("deploy", config, "--now")
+    assert "30 3 * * * (America/New_York), 1 more iterations" in text
+    servers("deploy", config, "--now")  # registering again renews; a second night while the first runs
+
+    def by_hand():
+        return [run for run in servers.runs("nightly") if not run["auto_scheduled"]]
+
+    seen, deadline = set(), time.monotonic() + 240
+    while time.monotonic() < deadline and not all(run["state_type"] == "COMPLETED" for run in by_hand()):
+        states = [run["state_name"] for run in by_hand()]
+        assert not {"Failed", "Crashed"} & set(states), log_file(servers.home, "worker").read_text()[-3000:]
+        assert states.count("Running") <= 1
+        seen |= set(states)
+        time.sleep(0.5)
+    assert len(by_hand()) == 2
+    assert all(run["state_type"] == "COMPLETED" for run in by_hand()), seen
+    assert "AwaitingConcurrencySlot" in seen
+    logs = log_file(servers.home, "worker").read_text()
+    assert "campaign nightly: 0 iterations are complete, 1 more to 1" in logs
+    assert "campaign nightly: 1 iterations are complete, 1 more to 2" in logs
+    assert re.search(r"nightly\s+complete\s+2/2", servers("status"))
+    with sqlite3.connect(servers.home.root / "mlflow.db") as database:
+        query = "select distinct step from metrics m join runs r using (run_uuid) where r.name = 'nightly/ada' and m.key = 'verify/reward_mean'"
+        assert sorted(step for (step,) in database.execute(query)) == [1, 2]
+
+
+def test_the_clock_is_kept_in_the_campaigns_time_zone_and_removal_ends_it(servers):
+    coming = wait_for(lambda: [r for r in servers.runs("nightly") if r["auto_scheduled"]], 60, "scheduled runs")
+    hours = {run["expected_start_time"][11:16] for run in coming}
+    assert hours <= {"07:30", "08:30"}  # half past three in New York, in winter and in summer
+    assert len(hours) == 1 or len(coming) > 1
+    assert {run["parameters"]["more_iterations"] for run in coming} == {1}
+    assert re.search(r"nightly\s+30 3 \* \* \* \(America/New_York\)\s+\+1", servers("deploy", "--list"))
+    assert "is removed" in servers("deploy", "--remove", "nightly")
+    assert "no deployments" in servers("deploy", "--list")
+    assert "deployment nightly: not found" in servers("deploy", "--remove", "nightly", code=2)
+    assert "give one of" in servers("deploy", code=2)
+
+
+def test_the_slot_of_a_killed_holder_is_freed(killed_holder):
+    rival, killed = killed_holder
+    assert rival.stdout.readline() == "held\n"  # waits until the dead one's lease has run out
+    print(f"\nfreed {time.monotonic() - killed:.0f} s after the kill at the latest")
+    assert rival.stdout.readline() == "released\n"
+
+
+def test_a_crashed_server_comes_back_by_itself(servers):
+    old = servers.pid("mlflow")
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: servers.pid("mlflow") != old, 20, "a new process")
+    assert "answers" in servers("up")  # waits for it
+    assert re.search(r"MLflow\s+answers, restarted 1×", servers("ps"))
+
+
+def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers):
+    state = read_state(servers.home)
+    os.kill(state.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: carrying(state.token) == [], 60, "the end of the servers")
+    assert "not running" in servers("ps", code=1)
+    assert "gone without hacrl down" in servers.up()
+    assert servers("ps").count("answers") == 3
+
+
+def test_down_leaves_nothing_and_run_does_without(servers):
+    state = read_state(servers.home)
+    assert "ended 4 processes" in servers("down")
+    assert carrying(state.token) == []
+    assert "nothing runs" in servers("down")
+    assert "no servers" in servers("ps", code=1)
+    assert "start them with: hacrl up" in servers("deploy", "--list", code=2)
+    text = servers("run", servers.config("by_hand", iterations=1))  # the projection is where it was
+    assert "nothing had to run" in text
+    assert "sqlite:///" in text
