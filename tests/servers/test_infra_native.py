@@ -1,0 +1,214 @@
+"""The compose file's processes without containers: same commands, same environment, a real PostgreSQL server; a campaign runs through
+them from its schedule to MLflow's tables."""
+
+import base64
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.servers.compose_file import INFRA, read_compose
+from tests.servers.conftest import Command, fetch, free_port, wait_for
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+
+PASSWORD, DATABASE_PASSWORD = "0123456789abcdef", "fedcba9876543210"
+VALUES = {"HACRL_USER": "ada", "HACRL_PASSWORD": PASSWORD, "HACRL_POSTGRES_PASSWORD": DATABASE_PASSWORD}
+BASIC = {"Authorization": "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode()}
+
+
+class Postgres:
+    """A cluster in a folder of its own. PostgreSQL refuses to run as root, so root hands it to the postgres user."""
+
+    def __init__(self, folder: Path, binaries: Path) -> None:
+        self.folder, self.binaries, self.port = folder, binaries, free_port()
+        self._as = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+        password = folder / "password"
+        password.write_text(DATABASE_PASSWORD)
+        if self._as:
+            for path in (folder, password):
+                shutil.chown(path, "postgres")
+        self._do(
+            "initdb",
+            "--username=hacrl",
+            "--auth=scram-sha-256",
+            f"--pwfile={password}",
+            "--no-sync",
+            "-D",
+            str(folder / "data"),
+        )
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        self._do("pg_ctl", "-D", str(folder / "data"), "-l", str(folder / "log"), "-w", "-o", options, "start")
+
+    def _do(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            [*self._as, str(self.binaries / program), *words], capture_output=True, text=True, cwd="/", timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def query(self, database: str, sql: str, file: Path | None = None) -> list[str]:
+        words = ["--file", str(file)] if file else ["--command", sql]
+        done = subprocess.run(
+            [self.binaries / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "hacrl", "-d", database, "-At", "-v", "ON_ERROR_STOP=1", *words],
+            capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def stop(self) -> None:
+        self._do("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
+    if os.getuid() == 0:
+        try:
+            pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses to run as root and there is no user postgres")
+    folder = Path(tempfile.mkdtemp(prefix="hacrl-pg-"))  # pytest's own folders are closed to other users
+    cluster = Postgres(folder, found[-1].parent)
+    yield cluster
+    cluster.stop()
+    shutil.rmtree(folder)
+
+
+class Stack:
+    """The services of infra/compose.yaml as processes of this machine."""
+
+    def __init__(self, place: Path, postgres: Postgres) -> None:
+        self.place, self.compose = place, read_compose(VALUES)
+        self.ports = {"prefect": free_port(), "mlflow": free_port()}
+        self.names = {
+            "@postgres:5432": f"@127.0.0.1:{postgres.port}",
+            "http://prefect:4200": self.url("prefect"),
+            "http://mlflow:5000": self.url("mlflow"),
+            "http://127.0.0.1:4200": self.url("prefect"),
+        }
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def url(self, server: str) -> str:
+        return f"http://127.0.0.1:{self.ports[server]}"
+
+    def environment(self, service: str) -> dict[str, str]:
+        """What the container would have: its own variables only, names of other containers replaced by addresses."""
+        volume = self.place / ("home" if service == "worker" else service)
+        volume.mkdir(exist_ok=True)
+        given = {}
+        for name, value in self.compose.services[service].environment.items():
+            for there, here in self.names.items():
+                value = value.replace(there, here)
+            given[name] = str(volume) + value[len("/data") :] if value.startswith("/data") else value
+        root = str(INFRA.parent)
+        return {"PATH": os.environ["PATH"], "HOME": str(volume), "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **given}
+
+    def start(self, service: str) -> None:
+        words = list(self.compose.services[service].command)
+        assert words[0] == "python"
+        words[0] = sys.executable
+        if service in self.ports:
+            words[words.index("--host") + 1] = "127.0.0.1"  # the container's network is not this machine's
+            words[words.index("--port") + 1] = str(self.ports[service])
+        log = (self.place / f"{service}.log").open("wb")
+        self.processes[service] = subprocess.Popen(
+            words, env=self.environment(service), stdout=log, stderr=log, cwd=self.place
+        )
+
+    def healthy(self, service: str, path: str) -> bool:
+        assert self.processes[service].poll() is None, (self.place / f"{service}.log").read_text()
+        try:
+            return fetch(self.url(service) + path)[0] == 200
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        for service in ("worker", "mlflow", "prefect"):
+            if service in self.processes:
+                self.processes[service].terminate()
+                try:
+                    self.processes[service].wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    self.processes[service].kill()
+                    self.processes[service].wait()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory, postgres):
+    postgres.query("postgres", "", file=INFRA / "postgres" / "databases.sql")
+    stack = Stack(tmp_path_factory.mktemp("stack"), postgres)
+    try:
+        stack.start("prefect")
+        stack.start("mlflow")
+        wait_for(lambda: stack.healthy("prefect", "/api/health"), 180, "Prefect")
+        wait_for(lambda: stack.healthy("mlflow", "/health"), 180, "MLflow")
+        stack.start("worker")
+        yield stack
+    finally:
+        stack.stop()
+
+
+def test_both_servers_ask_who_is_there(stack):
+    for server, path in (
+        ("prefect", "/api/admin/version"),
+        ("mlflow", "/api/2.0/mlflow/experiments/search?max_results=1"),
+    ):
+        assert fetch(stack.url(server) + path)[0] == 401
+        assert fetch(stack.url(server) + path, **BASIC)[0] == 200
+        assert fetch(stack.url(server) + path, Host="evil.example", **BASIC)[0] in (400, 403)
+        assert fetch(stack.url(server) + path, Host=server, **BASIC)[0] == 200  # the worker's way
+
+
+def test_a_campaign_goes_from_its_schedule_through_the_worker_to_mlflow_on_postgres(stack, postgres):
+    command = Command(stack.place)
+    command.environment = {**stack.environment("worker"), "COLUMNS": "140"}  # docker compose exec worker hacrl …
+    every_minute = {"cron": "* * * * *", "more_iterations": 1}
+    command("deploy", command.config("night", schedule=every_minute))
+
+    def done():
+        assert stack.processes["worker"].poll() is None, (stack.place / "worker.log").read_text()[-3000:]
+        query = "select count(*) from flow_run where state_type = 'COMPLETED' and auto_scheduled"
+        failed = "select count(*) from flow_run where state_type in ('FAILED', 'CRASHED')"
+        assert postgres.query("hacrl_prefect", failed) == ["0"], (stack.place / "worker.log").read_text()[-3000:]
+        return int(postgres.query("hacrl_prefect", query)[0]) >= 1
+
+    begun = time.monotonic()
+    wait_for(done, 300, "a scheduled run")
+    print(f"\na scheduled campaign was complete {time.monotonic() - begun:.0f} s after hacrl deploy")
+    command("deploy", "--remove", "night")
+    names = postgres.query("hacrl_mlflow", "select name from runs order by name")
+    assert names == ["night", "night/ada"]
+    rewards = "select count(*) from metrics where key = 'verify/reward_mean'"
+    assert int(postgres.query("hacrl_mlflow", rewards)[0]) >= 1
+    assert list((stack.place / "mlflow" / "mlartifacts").rglob("config.json"))  # files went through the server
+    assert (stack.place / "home" / "campaigns" / "night" / "learning-curves.png").exists()
+    assert not (stack.place / "home" / "mlflow.db").exists()
+
+
+def test_up_on_postgres_makes_its_databases_or_says_why_not(tmp_path, postgres):
+    from flows.servers.settings import ensure_databases
+    from hacrl_core.errors import ConfigError
+
+    address = f"127.0.0.1:{postgres.port}/team"
+    ensure_databases(f"postgresql://hacrl:{DATABASE_PASSWORD}@{address}")
+    ensure_databases(f"postgresql://hacrl:{DATABASE_PASSWORD}@{address}")  # they are there already
+    found = postgres.query("postgres", "select datname from pg_database where datname like 'team%' order by 1")
+    assert found == ["team_mlflow", "team_prefect"]
+    with pytest.raises(ConfigError, match="password authentication failed") as problem:
+        ensure_databases(f"postgresql://hacrl:wrong-password@{address}")
+    assert "wrong-password" not in str(problem.value)
+    with pytest.raises(ConfigError, match="Connection refused"):
+        ensure_databases(f"postgresql://hacrl:x@127.0.0.1:{free_port()}/team")
+    with pytest.raises(ConfigError, match="not of the form"):
+        ensure_databases("mysql://127.0.0.1/team")
+    postgres.query("postgres", "create role weak login password 'fedcba9876543210'")
+    with pytest.raises(ConfigError, match="other_prefect"):
+        ensure_databases(f"postgresql://weak:{DATABASE_PASSWORD}@127.0.0.1:{postgres.port}/other")
