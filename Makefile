@@ -27,10 +27,13 @@ test: setup  ## Lint, types, layers and all tests; under ten minutes on two core
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers"
 
 test-quick: setup  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
+
+test-servers: setup  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
+	@$(BIN)/pytest -m servers tests/servers
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -69,4 +72,4 @@ lock: setup  ## Renew the pins in the lock files
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-quick vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
+.PHONY: help setup demo test test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean

@@ -17,7 +17,7 @@ from flows.servers.health import answers
 from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
 from flows.servers.settings import POSTGRES, Wanted, ensure_databases, without_password
 from flows.servers.state import NAMES, State, log_file, read_state, state_file
-from flows.servers.supervisor import Supervisor, start_detached
+from flows.servers.supervisor import Supervisor, same_code, start_detached
 from hacrl_core.artifacts.locks import try_exclusive
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -28,25 +28,31 @@ TITLES = {"prefect": "Prefect", "mlflow": "MLflow", "worker": "worker"}
 
 def up(console: Console, home: Home, wanted: Wanted, *, foreground: bool = False) -> None:
     """Start what does not run, and come back when everything answers."""
-    with _alone(home):
-        running = read_state(home)
-        if running is not None and running.supervisor.alive():
-            _same_place(running, wanted)
-            console.print(f"already running since {_clock(running.supervisor.uptime())} ago")
-        else:
+    running = read_state(home)
+    if running is not None and running.supervisor.alive():
+        _same_place(running, wanted)
+        console.print(f"already running since {_clock(running.supervisor.uptime())} ago")
+        _wait_until_all_answer(console, home, running.token)
+    else:
+        with _alone(home):
             _clear_away(console, running)
             _ready_to_start(home, wanted, running, console)
             token = uuid.uuid4().hex
             if foreground:
-                os.environ[TOKEN] = token
-                console.print(f"Prefect, MLflow and a worker run here until Ctrl-C; logs in {log_file(home, '*')}")
-                Supervisor(home, wanted, token).run()
-                state_file(home).unlink(missing_ok=True)
-                return
+                return _stay(console, home, wanted, token)
             supervisor = start_detached(home, wanted, token)
-            running = _wait_for_state(home, supervisor, token)
-        _wait_until_all_answer(console, home, running.token)
+            _wait_for_state(home, supervisor, token)
+            _wait_until_all_answer(console, home, token)
     show(console, home)
+    return None
+
+
+def _stay(console: Console, home: Home, wanted: Wanted, token: str) -> None:
+    """The supervisor in this very process."""
+    os.environ.update({TOKEN: token, "PYTHONPATH": same_code()})
+    console.print(f"Prefect, MLflow and a worker run here until Ctrl-C; their logs are in {log_file(home, 'x').parent}")
+    Supervisor(home, wanted, token).run()
+    state_file(home).unlink(missing_ok=True)
 
 
 def down(console: Console, home: Home, *, force: bool = False) -> None:
@@ -168,12 +174,12 @@ def _ready_to_start(home: Home, wanted: Wanted, last: State | None, console: Con
         )
 
 
-def _wait_for_state(home: Home, supervisor: Process, token: str) -> State:
+def _wait_for_state(home: Home, supervisor: Process, token: str) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         state = read_state(home)
         if state is not None and state.token == token:
-            return state
+            return
         if not supervisor.alive():
             break
         time.sleep(0.05)

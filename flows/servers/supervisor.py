@@ -158,7 +158,7 @@ def _say(message: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)
 
 
-def _same_code() -> str:
+def same_code() -> str:
     """Servers and campaigns run the code that this process runs, wherever they are started."""
     return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
 
@@ -168,7 +168,7 @@ def start_detached(home: Home, wanted: Wanted, token: str) -> Process:
     with open_log(log_file(home, "servers")) as output:
         popen = subprocess.Popen(
             [sys.executable, "-m", "flows.servers.supervisor", str(home.root), json.dumps(asdict(wanted))],
-            env={**os.environ, TOKEN: token, "PYTHONPATH": _same_code()},
+            env={**os.environ, TOKEN: token, "PYTHONPATH": same_code()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
