@@ -86,6 +86,9 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
         shutil.rmtree(staged, ignore_errors=True)
         raise
     shutil.rmtree(partial, ignore_errors=True)
+    # Where somebody else was first with this key, theirs stands, and this process has not seen its bytes.
+    if result.published and store.manifest(ref.stage, ref.key).provenance == provenance:
+        result.published(ref)
     return Outcome(ref, False, time.perf_counter() - clock, result.metrics)
 
 

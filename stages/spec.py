@@ -71,6 +71,9 @@ class Context:
 class Result:
     metrics: Metrics
     details: dict[str, Any] = field(default_factory=dict)
+    published: Callable[[ArtifactRef], None] | None = (
+        None  # told where the artifact lies once it does; keeps things warm
+    )
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,9 @@ class Row:
 def run(
     inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.engines.agents import load_agent
     from hacrl_core.engines.checkpoints import has_optimizer
     from hacrl_core.engines.trainer import Trainer
-    from hacrl_core.engines.warm import warm_tokenizer
+    from hacrl_core.engines.warm import keep_agent, take_agent
 
     rows = _rows(inputs, config)
     failed = _error_share(inputs, config)
@@ -80,9 +79,9 @@ def run(
             f"update {config.learner} #{config.iteration}: skipped, the verifier failed on {failed:.0%} of a sampler's responses"
         )
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
-    tokenizer, _ = warm_tokenizer(context.warm, inputs["agent"].path)
-    agent = load_agent(inputs["agent"].path, device=context.device, tokenizer=tokenizer)
-    resumes = inputs["agent"].path if has_optimizer(inputs["agent"].path) else None
+    version = inputs["agent"]
+    agent = take_agent(context.warm, version.path, version.digest, device=context.device)
+    resumes = version.path if has_optimizer(version.path) else None
     trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed or 0)
     learner = _Learner(trainer, config, seed or 0)
     try:
@@ -95,7 +94,13 @@ def run(
     trainer.save(out.path)
     metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
-    return Result(metrics)
+    after = trainer.trained()
+
+    def published(ref: ArtifactRef) -> None:
+        if after is not None:
+            keep_agent(context.warm, after, ref.path, ref.digest, device=context.device)
+
+    return Result(metrics, published=published)
 
 
 def _rows(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> list[Row]:

@@ -113,6 +113,13 @@ class Trainer:
         checkpoints.save_model(self.agent, folder, merged)
         checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates)
 
+    def trained(self) -> Agent | None:
+        """The agent without the trainer's memory, as it would be loaded from what ``save`` wrote; None where adapters or recomputed
+        layers make it another. The trainer is done then."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        return self.agent if self._adapters is None and not self.config.gradient_checkpointing else None
+
     def peak_memory_bytes(self) -> int:
         """Peak of the process (CPU) or of the device's allocator (CUDA)."""
         if self.agent.device.type == "cuda":

@@ -4,6 +4,7 @@ The owner of the dictionary decides how long they live; nothing here is global. 
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hacrl_core.engines.protocols import GenerationEngine
 from hacrl_core.rendering import tokenizer_fingerprint
 
 Warm = dict[str, Any]
+# The first version's files are written by another hand than the later ones', and KL needs both in every iteration.
+MOST_TOKENIZERS = 3
 
 
 def warm_tokenizer(warm: Warm, checkpoint: Path) -> tuple[Any, str]:
@@ -25,11 +28,14 @@ def warm_tokenizer(warm: Warm, checkpoint: Path) -> tuple[Any, str]:
         [*checkpoint.glob("tokenizer*"), *checkpoint.glob("*.jinja"), *checkpoint.glob("special_tokens*")]
     ):
         digest.update(path.name.encode() + path.read_bytes())
-    kept = warm.get("tokenizer")
-    if kept is None or kept[0] != digest.digest():
+    kept: dict[bytes, tuple[Any, str]] = warm.setdefault("tokenizers", {})
+    known = digest.digest()
+    if known not in kept:
+        while len(kept) >= MOST_TOKENIZERS:
+            del kept[next(iter(kept))]
         tokenizer = load_tokenizer(checkpoint)
-        kept = warm["tokenizer"] = (digest.digest(), tokenizer, tokenizer_fingerprint(tokenizer))
-    return kept[1], kept[2]
+        kept[known] = (tokenizer, tokenizer_fingerprint(tokenizer))
+    return kept[known]
 
 
 def warm_agent(
@@ -52,6 +58,22 @@ def warm_agent(
         )
     agent: Agent = kept[1]
     return agent
+
+
+def take_agent(warm: Warm, checkpoint: Path, policy_digest: str, *, device: str) -> Agent:
+    """The agent of these weights in float32, to be trained: it is no longer kept, so that a failure leaves no half-trained one behind."""
+    agent = warm_agent(warm, checkpoint, policy_digest, device=device)
+    del warm["agent"]
+    return agent
+
+
+def keep_agent(warm: Warm, agent: Agent, checkpoint: Path, policy_digest: str, *, device: str) -> None:
+    """Keep an agent whose weights have just been published as ``policy_digest``. Its tokenizer is that of the new files, as after loading."""
+    tokenizer = warm_tokenizer(warm, checkpoint)[0]
+    warm["agent"] = (
+        (policy_digest, device, torch.float32),
+        replace(agent, checkpoint=checkpoint, tokenizer=tokenizer),
+    )
 
 
 def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEngine:

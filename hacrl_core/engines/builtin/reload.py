@@ -7,8 +7,7 @@ import torch
 from safetensors import safe_open
 
 from hacrl_core.engines.agents import Agent
-
-WEIGHTS = "model.safetensors"
+from hacrl_core.engines.checkpoints import WEIGHTS
 
 
 def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
