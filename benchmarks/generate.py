@@ -336,7 +336,7 @@ def our_clock(agent: Path, folder: str, steps: int) -> Clock:
             "problems": {"kind": "dataset", "path": str(problems), "prompt": "{problem}"}, "prompts_per_iteration": PROMPTS,
             "samples_per_prompt": GROUP, "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
             "verify": {"verifier": "numeric", "tolerance": NEAR}, "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
-            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 1024}, "tracking": {"enabled": False},
+            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096}, "tracking": {"enabled": False},
         }
     )  # fmt: skip
     runner = TimedRunner(Path(folder) / "store")

@@ -1,0 +1,112 @@
+"""One loaded model serves score and update of a version, and the update's result the next one; no artifact shows it."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flows.calls import Calls
+from flows.campaign import run_campaign
+from hacrl_core.artifacts import Store
+from hacrl_core.engines import warm as warm_models
+from hacrl_core.errors import DivergenceError
+from hacrl_core.problems import load_problems
+from stages.runner import run_stage
+from stages.spec import Context, StageCall
+from tests.flow.conftest import TINY, Inline, tiny
+
+CONFIG = {"agents": {"ada": TINY["agents"]["ada"]}, "iterations": 3, "algorithm": {"preset": "gspo"}, "evaluate": {}}
+
+
+class Cold(Inline):
+    """Every stage in a process of its own, as far as anything kept warm is concerned."""
+
+    def submit(self, planned):
+        self.context = Context()
+        return super().submit(planned)
+
+
+def campaign(kind, root):
+    config = tiny(**CONFIG)
+    runner = kind(Store(root))
+    run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def warm_run(tmp_path_factory):
+    torch.set_num_threads(1)
+    loaded, load = [], warm_models.load_agent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_models, "load_agent", lambda path, **k: loaded.append(path) or load(path, **k))
+        runner = campaign(Inline, tmp_path_factory.mktemp("warm"))
+    return runner, loaded
+
+
+def update_call(runner, iteration):
+    """The update of an iteration as the campaign called it."""
+    ref = runner.outcomes[f"update ada #{iteration}"].ref
+    manifest = json.loads((ref.path / "manifest.json").read_text())
+    roles = {
+        "agent": f"update ada #{iteration - 1}",
+        "credit": f"credit ada #{iteration}",
+        "scores/ada": f"score ada #{iteration}",
+        "reference": f"score ada reference #{iteration}",
+    }
+    inputs = {role: runner.outcomes[label].ref for role, label in roles.items() if label in runner.outcomes}
+    config = tiny(**CONFIG)
+    planned = Calls(config, "").update("ada", None, {"ada": None}, None, iteration)
+    return StageCall("update", dict(planned.config), inputs, manifest["identity"]["seed"], "ada", iteration)
+
+
+def test_weights_are_loaded_once_and_artifacts_equal_those_of_cold_processes(warm_run, tmp_path):
+    runner, loaded = warm_run
+    assert len(loaded) == 2, "the first version for score and update, and once more for the KL; then nothing"
+    shutil.copytree(runner.store.root / "objects" / "warmstart", tmp_path / "objects" / "warmstart")
+    cold = campaign(Cold, tmp_path)
+    assert {label: o.ref.digest for label, o in cold.outcomes.items()} == {
+        label: o.ref.digest for label, o in runner.outcomes.items()
+    }
+
+
+def test_what_is_kept_is_what_was_published(warm_run):
+    runner, _ = warm_run
+    newest = runner.outcomes["update ada #2"].ref
+    (digest, _, _), agent = runner.context.warm["agent"]
+    assert (digest, agent.checkpoint) == (newest.digest, newest.path)
+    on_disk = load_file(newest.path / "model.safetensors")
+    for name, parameter in agent.model.named_parameters():
+        assert torch.equal(parameter, on_disk[name])
+        assert parameter.grad is None
+
+
+def test_a_failed_update_leaves_no_half_trained_model_behind(warm_run, tmp_path, monkeypatch):
+    from hacrl_core.engines.trainer import Trainer
+
+    runner, _ = warm_run
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, *a: replace(step(self, *a), finite=self.updates % 2 == 1))
+    context = Context()
+    with pytest.raises(DivergenceError, match="not finite"):
+        run_stage(Store(tmp_path), update_call(runner, 1), context)
+    assert "agent" not in context.warm
+
+
+def test_a_lost_race_is_not_kept(warm_run, tmp_path, monkeypatch):
+    """Somebody else publishes the key first: their bytes count, and this process has not seen them."""
+    runner, _ = warm_run
+    call, store, publish = update_call(runner, 1), Store(tmp_path), Store.publish
+
+    def late(self, staged, identity, *rest):
+        theirs = self.folder(identity.stage, identity.key)
+        shutil.copytree(runner.outcomes["update ada #1"].ref.path, theirs)
+        return publish(self, staged, identity, *rest)
+
+    monkeypatch.setattr(Store, "publish", late)
+    context = Context()
+    outcome = run_stage(store, call, context)
+    assert outcome.ref.digest == runner.outcomes["update ada #1"].ref.digest
+    assert "agent" not in context.warm
