@@ -46,8 +46,9 @@ def warm_run(tmp_path_factory):
     return runner, loaded
 
 
-def update_call(runner, iteration):
-    """The update of an iteration as the campaign called it."""
+def before_update(runner, iteration, root):
+    """A copy of the store without that update, and the call that makes it again."""
+    shutil.copytree(runner.store.root / "objects", root / "objects")
     ref = runner.outcomes[f"update ada #{iteration}"].ref
     manifest = json.loads((ref.path / "manifest.json").read_text())
     roles = {
@@ -56,10 +57,14 @@ def update_call(runner, iteration):
         "scores/ada": f"score ada #{iteration}",
         "reference": f"score ada reference #{iteration}",
     }
-    inputs = {role: runner.outcomes[label].ref for role, label in roles.items() if label in runner.outcomes}
+    shutil.rmtree(root / ref.path.relative_to(runner.store.root))
+    found = {role: runner.outcomes[label].ref for role, label in roles.items() if label in runner.outcomes}
+    inputs = {r: replace(one, path=root / one.path.relative_to(runner.store.root)) for r, one in found.items()}
     config = tiny(**CONFIG)
     planned = Calls(config, "").update("ada", None, {"ada": None}, None, iteration)
-    return StageCall("update", dict(planned.config), inputs, manifest["identity"]["seed"], "ada", iteration)
+    return Store(root), StageCall(
+        "update", dict(planned.config), inputs, manifest["identity"]["seed"], "ada", iteration
+    )
 
 
 def test_weights_are_loaded_once_and_artifacts_equal_those_of_cold_processes(warm_run, tmp_path):
@@ -89,16 +94,17 @@ def test_a_failed_update_leaves_no_half_trained_model_behind(warm_run, tmp_path,
     runner, _ = warm_run
     step = Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda self, *a: replace(step(self, *a), finite=self.updates % 2 == 1))
-    context = Context()
+    context, (store, call) = Context(), before_update(runner, 1, tmp_path)
     with pytest.raises(DivergenceError, match="not finite"):
-        run_stage(Store(tmp_path), update_call(runner, 1), context)
+        run_stage(store, call, context)
     assert "agent" not in context.warm
 
 
 def test_a_lost_race_is_not_kept(warm_run, tmp_path, monkeypatch):
     """Somebody else publishes the key first: their bytes count, and this process has not seen them."""
     runner, _ = warm_run
-    call, store, publish = update_call(runner, 1), Store(tmp_path), Store.publish
+    store, call = before_update(runner, 1, tmp_path)
+    publish = Store.publish
 
     def late(self, staged, identity, *rest):
         theirs = self.folder(identity.stage, identity.key)
