@@ -44,6 +44,9 @@ test-vllm: vllm  ## Test the vLLM engine for real
 test-vllm-smoke: vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
+chaos: setup  ## Kill campaigns a hundred times, anywhere, and compare the end with one left alone; half an hour on two cores
+	@$(BIN)/python -m tests.chaos.chaos
+
 .venv/bench-ready: .venv/ready requirements-bench.lock
 	@$(UV) pip install --quiet -r requirements-bench.lock
 	@touch $@
@@ -72,4 +75,4 @@ lock: setup  ## Renew the pins in the lock files
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
+.PHONY: help setup demo test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean

@@ -14,10 +14,11 @@ from flows.launch import Session, open_session, tracking
 from flows.prefect_server import prefect_api
 from flows.replay import Observers, joined
 from flows.running import PlainRunner, StageRunner, first_error
+from flows.stopping import heed_signals
 from flows.storing.collecting import collect_as_it_runs
 from flows.tracker import Tracker
 from flows.turns import Placement, turns_of
-from flows.workers import Worker
+from flows.workers import Worker, stop_workers
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import HacrlError, StageError
@@ -48,6 +49,7 @@ def execute(config: CampaignConfig, home: Home, console: Console) -> tuple[int, 
 def run_session(config: CampaignConfig, home: Home, runner: type[StageRunner]) -> tuple[int, int]:
     try:
         with (
+            heed_signals(),
             open_session(config, home, Console()) as session,
             _logged(session),
             tracking(session) as tracker,
@@ -88,8 +90,7 @@ def _run(session: Session, tracker: Tracker | None, kind: type[StageRunner]) -> 
             raise known from problem
         raise
     finally:
-        for worker in workers.values():
-            worker.stop(now=not complete)
+        stop_workers(workers.values(), now=not complete)
     if tracker is not None:
         tracker.log(session.record.entries_since_last_call())
         tracker.mark_complete(session.record.entries())

@@ -26,5 +26,9 @@ class Home:
         return self.campaigns / name
 
     @property
+    def database(self) -> Path:
+        return self.root / "mlflow.db"
+
+    @property
     def tracking_uri(self) -> str:
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        return f"sqlite:///{self.database}"

@@ -13,7 +13,7 @@ from flows.campaign import run_campaign
 from flows.display import Display
 from flows.home import Home
 from flows.logbook import Logbook
-from flows.records import Entry, Record
+from flows.records import Entry, Record, read_entries
 from flows.replay import CacheMiss, Replay
 from flows.reporting.history import History
 from flows.tracker import Tracker
@@ -21,6 +21,7 @@ from flows.tracking import Projection, quiet_environment, tracking_uri
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems
+from stages.runner import sweep
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,20 @@ class Session:
     log: Logbook
 
 
+# What this process has checked already, by store. A launch opens up to three sessions; digests are checked in the first.
+_verified: dict[Path, set[str]] = {}
+
+
 def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
     """Run or resume; returns when the campaign is complete. Raises HacrlError with one line for the user."""
+    try:
+        return _launch(config, home, console)
+    except KeyboardInterrupt as stop:
+        stop.add_note(what_is_saved(config, home))
+        raise
+
+
+def _launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
     quiet_environment()
     begun = time.monotonic()
     with open_session(config, home, console) as session:
@@ -82,8 +95,8 @@ def open_session(config: CampaignConfig, home: Home, console: Console) -> Iterat
     calls = Calls(config, load_problems(config.problems).content_digest)
     with Record(home.campaign(config.name), config) as record, closing(Logbook(record.folder)) as log:
         display = Display(console, config, log.warn)
-        store = Store(home.store, on_problem=display.warn)
-        store.sweep_staging()
+        store = Store(home.store, on_problem=display.warn, verified=_verified.setdefault(home.store, set()))
+        sweep(store)
         yield Session(config, home, store, calls, record, display, log)
 
 
@@ -119,6 +132,19 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
         raise
     finally:
         tracker.close(status)
+
+
+def what_is_saved(config: CampaignConfig, home: Home) -> str:
+    """For whoever stopped a campaign: how far it came."""
+    entries = read_entries(home.campaign(config.name))
+    updated = {(entry.agent, entry.iteration) for entry in entries if entry.stage == "update"}
+    done = 0
+    while done < config.iterations and all((agent, done) in updated for agent in config.present(done)):
+        done += 1
+    return (
+        f"campaign {config.name} has {done} of {config.iterations} iterations and {len(entries)} finished stages saved, "
+        "and what stages under way had finished in shards"
+    )
 
 
 def draw(session: Session) -> Path | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -52,7 +52,7 @@ class Record:
         self._fresh: list[Entry] = []
         self._writing = threading.Lock()
         _replace(folder / "config.json", config.model_dump_json(indent=1))
-        self._file = (folder / "stages.jsonl").open("a")
+        self._file = _open_to_append(folder / "stages.jsonl")
 
     def add(self, call: StageCall, outcome: Outcome) -> Entry:
         entry = Entry(
@@ -154,6 +154,15 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError:
             continue
+
+
+def _open_to_append(path: Path) -> TextIO:
+    """A line that a crash tore off is ended first, so that it does not swallow the next one."""
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    file = path.open("a")
+    if torn:
+        file.write("\n")
+    return file
 
 
 def _replace(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from flows.database import ensure_database
 from flows.home import Home
 from flows.records import Entry
 from flows.servers.state import mlflow_of
@@ -58,6 +59,8 @@ class Projection:
         from mlflow import MlflowClient
 
         self._config, self._store, self._above = config, store, parent
+        if uri == home.tracking_uri:
+            ensure_database(home)
         self._client = MlflowClient(tracking_uri=uri)
         self._digest = campaign_digest(config)
         with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
@@ -116,6 +119,9 @@ class Projection:
         query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
         found = self._client.search_runs([self._experiment], query, max_results=1000)
         runs = {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}
+        for run in found:
+            if not run.data.params:  # killed between making the run and saying what it is
+                self._describe(run.info.run_id, run.data.tags["hacrl.agent"])
         for agent in (PARENT, *self._config.agents):
             if agent in runs:
                 self._client.update_run(runs[agent], status="RUNNING")
@@ -128,11 +134,15 @@ class Projection:
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         name = f"{self._config.name}/{agent}" if agent else self._config.name
-        run = self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
-        self._client.log_batch(run, params=list(_params(self._config, agent)))
+        run = str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
+        self._describe(run, agent)
+        return run
+
+    def _describe(self, run: str, agent: str) -> None:
+        """The config's file, then the parameters: who finds these knows that both are there."""
         if not agent:
             self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
-        return str(run)
+        self._client.log_batch(run, params=list(_params(self._config, agent)))
 
 
 def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:

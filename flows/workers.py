@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +22,8 @@ from hacrl_core.artifacts import Store
 from hacrl_core.errors import EngineError, HacrlError
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
+
+STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
 class WorkerDied(EngineError):
@@ -105,19 +107,26 @@ class Worker:
             ) from problem
 
     def stop(self, *, now: bool = False) -> None:
-        """End the process; ``now`` does not wait for a stage under way, whose staging folder the next run sweeps up."""
+        """End the process; ``now`` does not wait for a stage under way."""
+        self.ask_to_stop(now=now)
+        self.wait_until_stopped(STOP_SECONDS)
+
+    def ask_to_stop(self, *, now: bool) -> None:
         with self._starting:
             self._closed = True
-            process = self._process
+            process, pipe = self._process, self._pipe
         if process is None:
             return
-        if not now and self._pipe is not None:
-            self._pipe.close()  # an idle worker ends at the end of its pipe
-            process.join(timeout=10)
-        if process.is_alive():
+        if now:
             process.terminate()
-            process.join(timeout=3)
-        self._reap()
+        elif pipe is not None:
+            pipe.close()  # an idle worker ends at the end of its pipe
+
+    def wait_until_stopped(self, seconds: float) -> None:
+        process = self._process
+        if process is not None:
+            process.join(timeout=max(0.0, seconds))
+            self._reap()
 
     def _start(self, call: StageCall) -> Connection:
         with self._starting:
@@ -134,7 +143,8 @@ class Worker:
                 name=f"hacrl {self.name}",
                 daemon=False,
             )
-            self._process.start()
+            with _deaf_to_ctrl_c():
+                self._process.start()
             theirs.close()
             if printed is not None:
                 printed.close()
@@ -152,6 +162,26 @@ class Worker:
         process.join()
         code: int | None = process.exitcode
         return code
+
+
+def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
+    """All at once: each closes what it has started, a vLLM engine or verifiers, and is killed where that takes too long."""
+    asked = list(workers)
+    for worker in asked:
+        worker.ask_to_stop(now=now)
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in asked:
+        worker.wait_until_stopped(deadline - time.monotonic())
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process started inside begins with SIGINT blocked, until it ignores it: its imports would end in a traceback otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _reason(code: int | None) -> str:
@@ -191,6 +221,7 @@ def _serve(
     if printed is not None:
         _print_into(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what this process starts is not to inherit the mask
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     if place.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))

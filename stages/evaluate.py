@@ -16,8 +16,9 @@ from hacrl_core.contracts.tables import EVALUATION
 from hacrl_core.evaluation.summary import Outcomes, by_tag, summarise
 from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification import Verdict, VerdictKind, verify_batch
+from hacrl_core.verification import Verdict, VerdictKind
 from hacrl_core.verification.normalise import text_key
+from stages.checking import verify_resumable
 from stages.resume import generate_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
@@ -66,7 +67,9 @@ def run(
     problems = load_problems(config.benchmark.problems).problems
     generations = _answers(inputs["agent"], problems, config, seed or 0, context)
     repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
-    verdicts = verify_batch([g.text for g in generations], [p.answer for p in repeated], config.verification)
+    verdicts = verify_resumable(
+        [g.text for g in generations], [p.answer for p in repeated], config.verification, context
+    )
     columns = _columns(repeated, generations, verdicts, config.benchmark.samples)
     out.write(EVALUATION, columns)
     return Result(_metrics(config.benchmark, outcomes_of(columns, config.benchmark.samples)))
@@ -88,7 +91,7 @@ def _answers(
             requests.append(GenerationRequest(name, prompt, derive_seed(seed, config.benchmark.name, name)))
     # The engine is that of the generate stage: temperature and length are arguments of a call, not of the engine.
     engine = warm_engine(context.warm, config.generate, context.device)
-    return generate_resumable(engine, agent, requests, config.sampling, context)
+    return generate_resumable(engine, agent, requests, config.sampling, context, keep_all=True)
 
 
 def _columns(

@@ -11,7 +11,8 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, TIMINGS, VERDICTS, read_table
-from hacrl_core.verification import VerdictKind, check_error_share, verify_batch
+from hacrl_core.verification import VerdictKind, check_error_share
+from stages.checking import verify_resumable
 from stages.spec import Context, OutFolder, Result, Stage
 
 
@@ -33,7 +34,8 @@ def run(
     ids, prompt_ids = rollouts["rollout_id"].to_pylist(), rollouts["prompt_id"].to_pylist()
     golds = [answers[prompt] for prompt in prompt_ids]
     lengths = pc.list_value_length(rollouts["response_token_ids"]).to_pylist()
-    verdicts = verify_batch(rollouts["response_text"].to_pylist(), golds, config.verify, token_counts=lengths)
+    responses = rollouts["response_text"].to_pylist()
+    verdicts = verify_resumable(responses, golds, config.verify, context, token_counts=lengths)
     check_error_share(verdicts, config.verify)
     counts = Counter(v.verdict.value for v in verdicts)
     out.write(

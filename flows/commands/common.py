@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from flows.stopping import Stop, heed_signals
 from hacrl_core.errors import HacrlError
 
 HomeOption = Annotated[
@@ -31,14 +32,16 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with heed_signals():
+                command(*args, **kwargs)
         except HacrlError as problem:
             Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(problem))}", highlight=False)
             raise typer.Exit(problem.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            notes = getattr(stop, "__notes__", ["everything finished so far is saved"])
             Console(stderr=True, soft_wrap=True).print(
-                "stopped; everything finished so far is saved. Run the same command again to go on."
+                f"stopped; {escape('; '.join(notes))}. Run the same command again to go on.", highlight=False
             )
-            raise typer.Exit(130) from None
+            raise typer.Exit(stop.exit_code if isinstance(stop, Stop) else 130) from None
 
     return wrapped

@@ -1,11 +1,15 @@
-"""Locks that die with their holder: flock, released by the kernel however the process ends."""
+"""Locks that die with their holder: flock, released by the kernel however the process ends.
+
+A lock file goes with its lock, so that the folder of locks does not grow with the store. That is safe because whoever gets a lock checks
+that the name still leads to the file it locked: a waiter that wakes up with a removed file in its hand begins again.
+"""
 
 import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.5
@@ -13,33 +17,54 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.5
 
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold ``path`` alone. While another process holds it, wait and tell ``on_wait`` once who that is.
-
-    The file is left in place: unlinking a lock file lets two holders lock two different files of one name.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold ``path`` alone. While another process holds it, wait and tell ``on_wait`` who that is, again when it is another."""
+    wait, told = _FIRST_WAIT, ""
+    while (handle := try_exclusive(path)) is None:
+        if on_wait and (who := holder(path)) != told:
+            on_wait(who)
+            told = who
+        time.sleep(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
     try:
-        _acquire(handle, on_wait)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
         yield
     finally:
-        os.close(handle)  # closing releases the lock
+        release(path, handle)
 
 
 def try_exclusive(path: Path) -> int | None:
-    """The open handle of a lock taken without waiting, or None where somebody else holds it."""
+    """The open handle of a lock taken without waiting, or None where somebody else holds it. Closing it releases the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        if _is_at(path, handle):
+            break
+        os.close(handle)  # its last holder removed it between our open and our flock
     os.ftruncate(handle, 0)
     os.pwrite(handle, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
     return handle
+
+
+def release(path: Path, handle: int) -> None:
+    """Remove the lock's file while it is still ours, then let go."""
+    with suppress(OSError):
+        os.unlink(path)
+    os.close(handle)
+
+
+def sweep_locks(folder: Path) -> int:
+    """Remove the files of locks whose holders died; returns how many."""
+    removed = 0
+    for path in folder.glob("*.lock"):
+        handle = try_exclusive(path)
+        if handle is not None:
+            release(path, handle)
+            removed += 1
+    return removed
 
 
 def holder(path: Path) -> str:
@@ -50,22 +75,10 @@ def holder(path: Path) -> str:
         return "another process"
 
 
-def _acquire(handle: int, on_wait: Callable[[str], None] | None) -> None:
-    wait, told = _FIRST_WAIT, False
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if on_wait and not told:
-                on_wait(_read_holder(handle))
-                told = True
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
-
-
-def _read_holder(handle: int) -> str:
+def _is_at(path: Path, handle: int) -> bool:
     try:
-        return f"process {json.loads(os.pread(handle, 200, 0))['pid']}"
-    except (ValueError, KeyError):
-        return "another process"
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(handle)
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)

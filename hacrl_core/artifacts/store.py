@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hacrl_core.artifacts.locks import exclusive, try_exclusive
+from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
 from hacrl_core.contracts.manifest import MANIFEST_VERSION, Identity, Manifest, Output, Provenance
 from hacrl_core.contracts.tables import SCHEMAS
 from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
@@ -44,10 +44,13 @@ class ArtifactRef:
 class Store:
     """The store below one folder. Cheap to make; remembers only which artifacts it has already checked."""
 
-    def __init__(self, root: Path, on_problem: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, root: Path, on_problem: Callable[[str], None] | None = None, verified: set[str] | None = None
+    ) -> None:
+        """``verified``: keys whose digests this process has checked, where several stores of one process share them."""
         self.root = root
         self._on_problem = on_problem or (lambda message: None)
-        self._verified: set[str] = set()
+        self._verified: set[str] = set() if verified is None else verified
         self._manifests: dict[str, Manifest] = {}
 
     # -- look up ---------------------------------------------------------------------------------------------------
@@ -82,6 +85,10 @@ class Store:
         if key not in self._manifests:
             self._manifests[key] = read_manifest(self.folder(stage, key))
         return self._manifests[key]
+
+    def vouch(self, ref: ArtifactRef) -> None:
+        """A child of this process published it just now and hashed it then: that was its first use."""
+        self._verified.add(ref.key)
 
     def folder(self, stage: str, key: str) -> Path:
         return self.root / "objects" / stage / key
@@ -170,10 +177,11 @@ class Store:
         removed = 0
         shutil.rmtree(self.root / "trash", ignore_errors=True)
         for left in (self.root / "staging").glob("*"):
-            handle = try_exclusive(self.root / "locks" / f"{left.name.split('.')[0]}.lock")
+            lock = self.root / "locks" / f"{left.name.split('.')[0]}.lock"
+            handle = try_exclusive(lock)
             if handle is not None:
                 shutil.rmtree(left, ignore_errors=True)
-                os.close(handle)
+                release(lock, handle)
                 removed += 1
         return removed
 

@@ -1,0 +1,3 @@
+import killpoints
+
+killpoints.arm()
