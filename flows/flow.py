@@ -19,7 +19,7 @@ def _run_name() -> str:
     from prefect.runtime import flow_run
 
     config = flow_run.parameters["config"]
-    return f"{config['name']} ({config['iterations']} iterations)"
+    return f"{config['name']} to iteration {config['iterations']}"
 
 
 @flow(

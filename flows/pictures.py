@@ -5,6 +5,8 @@ from pathlib import Path
 from flows.reporting.history import History
 from flows.reporting.panels import sections
 
+NAME = "learning-curves.png"
+
 
 def learning_curves(history: History, folder: Path) -> Path | None:
     """Draw ``learning-curves.png`` into the folder; nothing to draw, no picture."""
@@ -14,4 +16,4 @@ def learning_curves(history: History, folder: Path) -> Path | None:
         return None
     from flows.reporting.png import draw_panels
 
-    return draw_panels(tuple(chosen), history.agents, folder / "learning-curves.png")
+    return draw_panels(tuple(chosen), history.agents, folder / NAME)

@@ -25,7 +25,7 @@ _SHOWN_ALWAYS = 12  # past campaigns beyond these are counted, not listed, unles
 
 
 def show_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
-    console.print(_status(home, name, everything=everything))
+    console.print(_status(Store(home.store), home, name, everything=everything))
 
 
 def watch_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
@@ -33,21 +33,23 @@ def watch_status(console: Console, home: Home, name: str | None, *, everything: 
     if not console.is_terminal:
         show_status(console, home, name, everything=everything)
         return
+    store = Store(home.store)  # remembers the manifests it has read
     try:
-        with Live(_status(home, name, everything=everything), console=console, auto_refresh=False) as live:
+        with Live(_status(store, home, name, everything=everything), console=console, auto_refresh=False) as live:
+            live.refresh()
             while True:
                 time.sleep(_REFRESH_SECONDS)
-                live.update(_status(home, name, everything=everything), refresh=True)
+                live.update(_status(store, home, name, everything=everything), refresh=True)
     except KeyboardInterrupt:
         return  # looking has no harm to report
 
 
-def _status(home: Home, name: str | None, *, everything: bool) -> RenderableType:
+def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> RenderableType:
     folders = campaign_folders(home) if name is None else [find_campaign(home, name)]
     if not folders:
         return f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml"
     listed = [f for i, f in enumerate(folders) if everything or i < _SHOWN_ALWAYS or is_running(f)]
-    store, problems = Store(home.store), []
+    problems: list[Text] = []
     campaigns, agents = _campaigns_table(), _agents_table()
     for folder in listed:
         try:

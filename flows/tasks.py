@@ -1,5 +1,5 @@
-"""Stages as Prefect tasks. Tasks pass references, never data; a call whose artifact exists needs none: looking up costs a millisecond, a
-task run twenty."""
+"""Stages as Prefect tasks. Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: looking up costs a
+millisecond, a task run twenty."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,17 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
+from prefect.states import Completed
 
 from flows.calls import Planned
+from flows.divergence import Watch
+from flows.prefect_view import CachedStages, PrefectView, label_of
+from flows.records import Record
+from flows.replay import Done, Observers, joined
 from flows.running import StageRunner
-from flows.workers import WorkerDied
+from flows.workers import Worker, WorkerDied
+from hacrl_core.artifacts import Store
 from stages.runner import Outcome
-from stages.spec import StageCall
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,39 @@ class Running:
 
 
 class PrefectRunner(StageRunner):
-    """Submits stages as tasks of the flow it is used in."""
+    """Submits stages as tasks of the flow it is used in, and keeps Prefect's pages up to date."""
+
+    def __init__(
+        self,
+        store: Store,
+        record: Record,
+        workers: dict[str, Worker],
+        retries: int,
+        observers: Observers,
+        watch: Watch | None = None,
+    ) -> None:
+        self._view = PrefectView(store, record, observers.events.warn)
+        self._from_store = CachedStages(_submit_cached)
+        super().__init__(store, record, workers, retries, joined(observers, self._view.observers()), watch)
+
+    def submit(self, planned: Planned) -> Any:
+        handle = super().submit(planned)
+        if isinstance(handle, Done):
+            self._from_store.add(planned)
+        return handle
+
+    def finish(self) -> None:
+        super().finish()
+        self._from_store.flush()
+        self._view.close()
 
     def _schedule(self, planned: Planned) -> Running:
-        label = StageCall(planned.stage, {}, {}, None, planned.agent, planned.iteration, planned.variant).label
+        self._from_store.flush()
+        label = label_of(planned)
         waits = [handle.future for handle in planned.inputs.values() if isinstance(handle, Running)]
         run_one = stage_task.with_options(
             name=planned.stage,
-            task_run_name=label,
+            task_run_name=f"{self.record.config.name}: {label}",
             retries=self._retries,
             retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self._retries)] or None,
             retry_condition_fn=_worker_died,
@@ -49,8 +79,19 @@ class PrefectRunner(StageRunner):
 
 
 @task(persist_result=False, cache_policy=NO_CACHE)
-def stage_task(perform: Callable[[], Outcome]) -> Outcome:
-    return perform()
+def stage_task(perform: Callable[[], Outcome]) -> Any:
+    """Found in the store after all, once its inputs were known: the task looks as what it was."""
+    outcome = perform()
+    return Completed(name="Cached", message="found in the store", data=outcome) if outcome.cached else outcome
+
+
+@task(name="from the store", persist_result=False, cache_policy=NO_CACHE)
+def cached_task(stages: list[str]) -> Any:
+    return Completed(name="Cached", message="found in the store")
+
+
+def _submit_cached(name: str, stages: list[str]) -> None:
+    cached_task.with_options(task_run_name=name).submit(stages)
 
 
 def _worker_died(task: Any, run: Any, state: Any) -> bool:

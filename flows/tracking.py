@@ -6,12 +6,14 @@ its own, so that a slow or dead server never holds up training; what it missed, 
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flows.database import ensure_database
+from flows.gallery import EXPERIMENT_TAGS, Gallery, run_tags
 from flows.home import Home
-from flows.records import Entry
+from flows.records import Entry, read_entries
+from flows.reporting.history import History
 from flows.servers.state import mlflow_of
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import exclusive
@@ -21,6 +23,7 @@ from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.errors import ArtifactError
 
 _BATCH = 1000  # MLflow's limit of metrics in one call
+_SHOWN = 2  # raise it when the projection learns to show more, so that the next replay brings it
 PARENT = ""
 
 
@@ -51,12 +54,19 @@ def _slim(update: UpdateConfig) -> dict[str, Any]:
     return update.model_dump(mode="json", exclude={"token_budget", "max_logits_mb", "gradient_checkpointing"})
 
 
+def content_of(entries: list[Entry]) -> str:
+    """Names all that the projection shows of these entries; a newer way of showing them is another content."""
+    return digest_of([_SHOWN, sorted((entry.label, entry.key) for entry in entries)])
+
+
 class Projection:
     """The campaign's runs in one MLflow server: a parent, and a child per agent."""
 
     def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home, parent: str | None = None) -> None:
         """``parent`` is the run above the campaign's own: that of the sweep it is a cell of."""
         from mlflow import MlflowClient
+
+        from flows.registry import Registry
 
         self._config, self._store, self._above = config, store, parent
         if uri == home.tracking_uri:
@@ -66,30 +76,48 @@ class Projection:
         with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
             self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
             self._runs = self._find_runs()
+        so_far = History(config, store, read_entries(home.campaign(config.name)))
+        self._registry = Registry(self._client, so_far, uri, self._runs)
+        self._gallery = Gallery(self._client, so_far, self._runs)
 
     def log(self, entries: Iterable[Entry]) -> None:
-        """One batched call per run for everything given."""
+        """One batched call per run for everything given; then what is shown beside the metrics."""
+        entries = list(entries)
         points: dict[str, list[Any]] = defaultdict(list)
         for entry in entries:
             for run, metric in self._points(entry):
                 points[run].append(metric)
+        for run, metric in self._gallery.costs(entries):
+            points[run].append(metric)
         for run, metrics in points.items():
             for start in range(0, len(metrics), _BATCH):
                 self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
+        self._beside(lambda: self._registry.log(entries))
+        self._beside(lambda: self._gallery.log(entries))
 
     def replay(self, entries: list[Entry]) -> bool:
         """Everything again, unless the parent run says that it has exactly this already; whether anything was sent."""
-        content = digest_of(sorted((entry.label, entry.key) for entry in entries))
         tags = self._client.get_run(self._runs[PARENT]).data.tags
-        if tags.get("hacrl.complete") == content:
+        if tags.get("hacrl.complete") == content_of(entries):
             return False
         self.log(entries)
         self.mark_complete(entries)
         return True
 
     def mark_complete(self, entries: list[Entry]) -> None:
-        content = digest_of(sorted((entry.label, entry.key) for entry in entries))
-        self._client.set_tag(self._runs[PARENT], "hacrl.complete", content)
+        self._beside(self._registry.flush)
+        self._beside(self._gallery.finish)
+        self._client.set_tag(self._runs[PARENT], "hacrl.complete", content_of(entries))
+
+    def _beside(self, show: Callable[[], None]) -> None:
+        """What a server refuses (one without a registry, or that forbids it) must not keep the metrics back; an outage may."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            show()
+        except MlflowException as problem:
+            if problem.get_http_status_code() >= 500:
+                raise
 
     def finish(self, status: str = "FINISHED") -> None:
         for run in self._runs.values():
@@ -112,7 +140,9 @@ class Projection:
         headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)
         if headline in manifest.metrics:
             short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
-            yield PARENT, Metric(clean_name(f"{short}/{entry.agent}"), manifest.metrics[headline], at, step)
+            for run, name in ((PARENT, f"{short}/{entry.agent}"), (entry.agent, short)):
+                if run in self._runs:
+                    yield run, Metric(clean_name(name), manifest.metrics[headline], at, step)
 
     def _find_runs(self) -> dict[str, str]:
         """The campaign's runs by agent; those that are missing are made, those that ended are running again."""
@@ -133,6 +163,7 @@ class Projection:
         tags = {"hacrl.campaign": self._config.name, "hacrl.campaign_digest": self._digest, "hacrl.agent": agent}
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
+        tags |= run_tags(self._config, agent)
         name = f"{self._config.name}/{agent}" if agent else self._config.name
         run = str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
         self._describe(run, agent)
@@ -154,7 +185,7 @@ def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
         return str(found.experiment_id)
     files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
     try:
-        return str(client.create_experiment(name, artifact_location=files))
+        return str(client.create_experiment(name, artifact_location=files, tags=EXPERIMENT_TAGS))
     except MlflowException:  # somebody else made it just now
         found = client.get_experiment_by_name(name)
         if found is None:

@@ -42,6 +42,8 @@ def draw_panels(panels: tuple[Panel, ...], agents: list[str], path: Path) -> Pat
         else:
             axis.grid(alpha=0.25)
             axis.set_xlabel(panel.x_title)
+            if panel.x_title == "iterations":
+                axis.xaxis.get_major_locator().set_params(integer=True)
             _chart(axis, panel, len(agents)) if isinstance(panel, Chart) else _layers(axis, panel)
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_visible(False)

@@ -1,0 +1,139 @@
+"""One small campaign, run once for all tests that look at campaigns, in whichever worker process comes first."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.calls import Calls
+from flows.campaign import run_campaign
+from flows.home import Home
+from flows.logbook import Logbook
+from flows.records import Record, read_campaign, read_entries
+from flows.replay import Done, bind
+from flows.reporting.history import History, read_history
+from flows.tracking import Projection, quiet_environment
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.problems import load_problems
+from stages.runner import run_stage
+from stages.spec import Context
+from tests.flow.conftest import TINY, tiny
+
+CHROMIUM = Path("/usr/bin/chromium")
+BENCHMARK = TINY["evaluate"]["benchmarks"][0]
+
+
+def seen_config(**changes: Any) -> CampaignConfig:
+    """Both kinds of problems, three iterations, an evaluation after each: something for every chart."""
+    both: dict[str, Any] = {
+        "kind": "arithmetic",
+        "kinds": {"addition": 1.0, "subtraction": 1.0},
+        "levels": {"easy": 1.0},
+    }
+    benchmark = {**BENCHMARK, "problems": {**both, "split": "held_out", "size": 12}}
+    base: dict[str, Any] = {
+        "name": "seen",
+        "iterations": 3,
+        "problems": both,
+        "evaluate": {"every": 1, "benchmarks": [benchmark]},
+        "tracking": {"enabled": True},
+    }
+    return tiny(**{**base, **changes})
+
+
+class Recorded:
+    """Runs every stage on the spot and writes the campaign's record and log as the flow does."""
+
+    def __init__(self, store: Store, record: Record, log: Logbook) -> None:
+        self.store, self.record, self.told, self.context = store, record, log.observers(), Context()
+
+    def submit(self, planned: Any) -> Done:
+        call = bind(planned)
+        self.told.started(call, [])
+        outcome = run_stage(self.store, call, self.context)
+        self.record.add(call, outcome)
+        self.told.finished(call, outcome)
+        return Done(outcome, planned)
+
+    def iteration_done(self, iteration: int) -> None:
+        pass
+
+
+def run_recorded(config: CampaignConfig, home: Home) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    with Record(home.campaign(config.name), config) as record:
+        log = Logbook(record.folder)
+        log.write("run", f"{config.name}: test")
+        calls = Calls(config, load_problems(config.problems).content_digest)
+        run_campaign(config, calls, Recorded(Store(home.store), record, log))
+        log.write("end", "complete")
+        log.close()
+
+
+@contextmanager
+def once(place: Path) -> Iterator[bool]:
+    """Whether this process is the first here; the others wait until it is done."""
+    with open(place.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield not (place / "ready").exists()
+        (place / "ready").touch()
+
+
+@pytest.fixture(scope="session")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """The campaign's home. Read it, do not write into it: it is everybody's."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "seen"
+    with once(place) as first:
+        if first:
+            run_recorded(seen_config(), Home(place))
+    return Home(place)
+
+
+@pytest.fixture
+def own(seen: Home, tmp_path: Path) -> Home:
+    """A copy to change."""
+    shutil.copytree(seen.root, tmp_path / "home")
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def history(seen: Home) -> History:
+    return read_history(Store(seen.store), seen.campaign("seen"))
+
+
+@pytest.fixture
+def entries(seen: Home) -> list[Any]:
+    return read_entries(seen.campaign("seen"))
+
+
+@pytest.fixture(scope="session")
+def tracked(seen: Home, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, CampaignConfig]:
+    """The campaign projected into a fresh database; its home is a link, so that the database is our own."""
+    from mlflow import MlflowClient
+
+    quiet_environment()
+    place = tmp_path_factory.mktemp("tracked")
+    (place / "store").symlink_to(seen.store)
+    (place / "campaigns").symlink_to(seen.campaigns)
+    home = Home(place)
+    config = read_campaign(home.campaign("seen"))
+    MlflowClient(tracking_uri=home.tracking_uri).search_experiments()
+    shutil.copyfile(place / "mlflow.db", place / "blank.db")  # making the tables takes seconds
+    project(home, config)
+    return home, config
+
+
+def project(home: Home, config: CampaignConfig, entries: list[Any] | None = None) -> bool:
+    projection = Projection(config, Store(home.store), home.tracking_uri, home)
+    sent = projection.replay(entries if entries is not None else read_entries(home.campaign(config.name)))
+    projection.finish()
+    return sent

@@ -1,0 +1,214 @@
+"""What the terminal shows of campaigns: in 80 columns, whatever state they are in."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.logbook import Logbook, follow, parse, read_log
+from flows.records import Record, read_entries
+from flows.reporting.history import read_history
+from flows.status import show_log, show_status
+from flows.workers import Worker
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import ConfigError
+
+from .conftest import seen_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=80, force_terminal=False, color_system=None)
+
+
+def shown(home, name=None, everything=False) -> str:
+    screen = console()
+    show_status(screen, home, name, everything=everything)
+    return screen.file.getvalue()
+
+
+def logged(home, name="seen", **options) -> str:
+    screen = console()
+    show_log(screen, home, name, **{"lines": 0, "following": False, "problems": False, "worker": None, **options})
+    return screen.file.getvalue()
+
+
+def test_status_has_progress_rate_cost_and_agents_in_80_columns(seen, history):
+    text = shown(seen)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    campaign = next(line for line in lines if line.startswith("seen "))
+    assert "complete" in campaign
+    assert "3/3" in campaign
+    assert " 144 " in campaign
+    assert f"{history.seconds_per_iteration():.1f} s" in campaign
+    for agent in ("ada", "ben"):
+        row = next(line for line in lines if line.startswith(f"seen/{agent}"))
+        assert f"{history.accuracy(agent, 'held_out')[-1][1]:.1%}" in row
+        assert f"{history.rewards(agent)[-1][1]:.2f}" in row
+
+
+def test_a_running_campaign_has_time_left_and_says_what_it_does(own):
+    config = seen_config(iterations=5)
+    with Record(own.campaign("seen"), config):
+        log = Logbook(own.campaign("seen"))
+        log.write("run", "seen")
+        log.write("start", "generate ada #3")
+        log.write("start", "generate ben #3 (again: something changed)")
+        log.write("done", "generate ada #3: 1.00 s")
+        text = shown(own, "seen")
+        history = read_history(Store(own.store), own.campaign("seen"))
+        log.close()
+    assert "running" in text
+    assert "3/5" in text
+    assert "now: generate ben #3" in text
+    assert history.seconds_left() == pytest.approx(2 * history.seconds_per_iteration())
+    assert "stopped" in shown(own, "seen")
+
+
+def test_many_campaigns_are_counted_and_a_long_name_does_not_break_the_table(own):
+    for number in range(14):
+        with Record(
+            own.campaign(f"a-campaign-with-a-rather-long-name-{number:02d}"),
+            seen_config(name=f"a-campaign-with-a-rather-long-name-{number:02d}"),
+        ):
+            pass
+    text = shown(own)
+    assert "3 older campaigns; see them with --all" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "older campaigns" not in shown(own, everything=True)
+
+
+def test_a_pause_between_two_nights_does_not_count_as_work(own):
+    """The rate is a median of the last iterations' wall times."""
+    history = read_history(Store(own.store), own.campaign("seen"))
+    ends = [
+        max(h.manifest.provenance.finished for h in history.happened if h.entry.stage == "update" and h.step == step)
+        for step in (1, 2, 3)
+    ]
+    gaps = [b - a for a, b in pairwise(ends)]
+    assert history.seconds_per_iteration() == pytest.approx(sum(gaps) / 2)
+
+
+# -- logs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_has_every_stage_with_its_seconds(seen):
+    lines = read_log(seen.campaign("seen"))
+    done = {line.text.partition(": ")[0]: line.text for line in lines if line.kind == "done"}
+    for entry in read_entries(seen.campaign("seen")):
+        assert f"{entry.seconds:.2f} s" in done[entry.label]
+    assert "reward mean" in done["verify ada #0"]
+    assert "accuracy" in done["evaluate ben held_out #3"]
+    assert lines[0].kind == "run"
+    assert lines[-1].kind == "end"
+
+
+def test_cached_stages_are_one_line(tmp_path, seen):
+    from stages.runner import Outcome
+    from stages.spec import StageCall
+
+    log = Logbook(tmp_path)
+    for iteration in range(500):
+        call = StageCall("verify", {}, agent="ada", iteration=iteration)
+        log.observers().finished(call, Outcome(None, True, 0.0, {}))
+    log.write("start", "verify ada #500")
+    log.close()
+    assert [(line.kind, line.text) for line in read_log(tmp_path)] == [
+        ("cached", "500 stages from the store"),
+        ("start", "verify ada #500"),
+    ]
+
+
+def test_only_problems_only_a_worker_only_the_last(own):
+    log = Logbook(own.campaign("seen"))
+    log.warn("the disk is nearly full")
+    log.write("|ada", "  indented stderr line")
+    log.write("error", "two\nlines")
+    log.close()
+    assert logged(own, problems=True).count("\n") == 3
+    assert "the disk is nearly full" in logged(own, problems=True)
+    assert logged(own, worker="ada").rstrip().endswith("|ada       indented stderr line")
+    assert logged(own, lines=2).count("\n") == 2
+    with pytest.raises(ConfigError, match="campaign nobody: not found"):
+        logged(own, "nobody")
+
+
+@pytest.mark.parametrize(
+    "torn", ["", "2026-11-16", "2026-11-16 04:3", "garbage of a torn line\n", "2026-11-16 04:31:07 nonsense x"]
+)
+def test_a_torn_line_is_passed_over(torn):
+    assert parse(torn) is None
+
+
+def test_following_shows_a_line_as_it_is_written_even_in_two_pieces(tmp_path):
+    log = Logbook(tmp_path)
+    log.write("run", "first")
+    found, stop = [], threading.Event()
+
+    def watch():
+        for line in follow(tmp_path, 1):
+            if line is not None:
+                found.append(line.text)
+            if stop.is_set():
+                return
+
+    reader = threading.Thread(target=watch)
+    reader.start()
+    with (tmp_path / "log.txt").open("a") as file:
+        file.write("2026-11-16 04:31:07 done     gener")
+        file.flush()
+        time.sleep(0.4)
+        file.write("ate ada #3: 1.00 s\n")
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stop.set()
+    reader.join(5)
+    log.close()
+    assert found == ["generate ada #3: 1.00 s"]
+
+
+def test_logs_follow_ends_with_ctrl_c_and_exit_code_zero(seen):
+    command = [sys.executable, "-m", "flows.cli", "logs", "seen", "-f", "-n", "1", "--home", str(seen.root)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert "complete" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+
+
+def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
+    """Also the last words of one that dies at once: here, a torch that cannot be imported."""
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import sys; print('last words', file=sys.stderr); raise SystemExit(3)")
+    heard: list[tuple[str, str]] = []
+    worker = Worker("ada", own.store, threads=1, device="cpu", output=lambda *line: heard.append(line))
+    from flows.workers import Events, WorkerDied
+    from stages.spec import StageCall
+
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{broken.parent}{os.pathsep}{before}"
+    sys.path.insert(0, str(broken.parent))  # a spawned process gets its parent's path
+    try:
+        with pytest.raises(WorkerDied):
+            worker.run(StageCall("verify", {}, agent="ada"), Events())
+    finally:
+        os.environ["PYTHONPATH"] = before
+        sys.path.remove(str(broken.parent))
+        worker.stop(now=True)
+    deadline = time.monotonic() + 5
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ("ada", "last words") in heard
