@@ -7,6 +7,7 @@ terminal's lines in Prefect's log.
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -17,14 +18,18 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
+from flows.execution import run_session
 from flows.flow import campaign_flow
 from flows.goals import with_goal
 from flows.home import Home
 from flows.launch import conclude
+from flows.prefect_server import Server
 from flows.records import is_running
+from flows.running import THREADS, PlainRunner
 from flows.tracking import quiet_environment
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import apply_override, validate
+from hacrl_core.errors import HacrlError
 
 ENTRYPOINT = "flows.scheduled.scheduled_campaign"
 
@@ -35,7 +40,12 @@ def _run_name() -> str:
     return f"{given['config']['name']} {more} ({flow_run.scheduled_start_time:%Y-%m-%d %H:%M})"
 
 
-@flow(name="campaign", flow_run_name=_run_name, task_runner=ThreadPoolTaskRunner(max_workers=256), persist_result=False)
+@flow(
+    name="campaign",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=THREADS),
+    persist_result=False,
+)
 def scheduled_campaign(
     config: dict[str, Any], more_iterations: int | None = None, settings: dict[str, Any] | None = None
 ) -> None:
@@ -53,9 +63,22 @@ def scheduled_campaign(
     if more_iterations is not None:
         campaign = with_goal(campaign, home, more_iterations, log.info, run=str(flow_run.id))
     with redirect_stdout(LogLines(log)):
-        ran, cached = campaign_flow.fn(campaign.model_dump(mode="json"), str(home.root))
+        ran, cached = _run(campaign, home)
         conclude(campaign, home, Console(), ran, cached, begun)
     log.info(f"{campaign.iterations} iterations complete: {ran} stages ran, {cached} were in the cache")
+
+
+def _run(campaign: CampaignConfig, home: Home) -> tuple[int, int]:
+    """Inside this very flow run; where Prefect's server goes away meanwhile, without it."""
+    try:
+        return campaign_flow.fn(campaign.model_dump(mode="json"), str(home.root))
+    except HacrlError:
+        raise
+    except Exception:
+        if Server(os.environ["PREFECT_API_URL"]).answers():
+            raise
+    print("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
+    return run_session(campaign, home, PlainRunner)
 
 
 def changed(config: Mapping[str, Any], settings: Mapping[str, Any]) -> CampaignConfig:

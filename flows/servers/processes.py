@@ -67,15 +67,21 @@ def carrying(token: str) -> list[Process]:
 
 def tree(pid: int) -> list[int]:
     """The process and all that descend from it."""
-    children: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
     for each in _pids():
         if (fields := _stat(each)) is not None:
-            children.setdefault(int(fields[1]), []).append(each)
+            below.setdefault(int(fields[1]), []).append(each)
     found, open_ = [], [pid]
     while open_:
         found.append(open_.pop())
-        open_ += children.get(found[-1], [])
+        open_ += below.get(found[-1], [])
     return found
+
+
+def children(pid: int) -> list[Process]:
+    """The processes that it started itself and that still live."""
+    below = [Process.of(each) for each in _pids() if (fields := _stat(each)) is not None and int(fields[1]) == pid]
+    return [process for process in below if process.alive()]
 
 
 def memory(pids: Iterable[int]) -> int:

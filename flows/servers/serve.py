@@ -7,6 +7,7 @@ that other machines can reach is refused without credentials.
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from flows.home import Home
 from flows.servers.credentials import client_environment, find_credentials, require_credentials
+from flows.servers.processes import children
 from flows.servers.state import POOL
 from hacrl_core.errors import HacrlError
 
@@ -121,10 +123,22 @@ def serve_worker(options: argparse.Namespace) -> None:
     end_lost_runs(POOL, options.name)
     worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
     setup_signal_handlers_worker(os.getpid(), "the worker", print)
+    _stop_campaigns_first(signal.getsignal(signal.SIGTERM))
     try:
         asyncio.run(worker.start())
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("the worker stopped")
+
+
+def _stop_campaigns_first(stop_worker: Any) -> None:
+    """On SIGTERM Prefect's worker waits for what it runs, which may be a whole night. Campaigns resume, so they are ended too."""
+
+    def stop(number: int, frame: Any) -> None:
+        for campaign in children(os.getpid()):
+            campaign.signal(signal.SIGTERM)
+        stop_worker(number, frame)
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flows.home import Home
 from flows.servers.health import answers
-from flows.servers.processes import TOKEN, Process, carrying, end, tree
+from flows.servers.processes import TOKEN, Process, carrying, end
 from flows.servers.settings import POSTGRES, Wanted, command, environment, without_password
 from flows.servers.state import NAMES, Server, State, log_file, write_state
 
@@ -114,32 +114,19 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """The worker and its campaigns first, while Prefect can still take down how they ended."""
-        worker = self._children["worker"].popen
-        if worker is not None and worker.poll() is None:
-            below = [Process.of(pid) for pid in tree(worker.pid)[1:] if Path(f"/proc/{pid}").exists()]
-            direct = [process for process in below if _parent(process.pid) == worker.pid]
-            worker.send_signal(signal.SIGTERM)  # takes no more work, waits for what runs
-            end(direct, patience=10)
-        for name in ("worker", "mlflow", "prefect"):
+        for name, patience in (("worker", 20.0), ("mlflow", 8.0), ("prefect", 8.0)):
             popen = self._children[name].popen
             if popen is None:
                 continue
-            if name != "worker" and popen.poll() is None:
+            if popen.poll() is None:
                 popen.terminate()
             try:
-                popen.wait(timeout=8)
+                popen.wait(timeout=patience)
             except subprocess.TimeoutExpired:
                 popen.kill()
                 popen.wait()
             _say(f"{name} ended")
         end(carrying(self.state.token), patience=3)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _end_with_supervisor() -> None:

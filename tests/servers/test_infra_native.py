@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
+from flows.servers.processes import TOKEN, carrying
 from tests.servers.compose_file import INFRA, read_compose
 from tests.servers.conftest import Command, fetch, free_port, wait_for
 
@@ -95,6 +97,7 @@ class Stack:
             "http://127.0.0.1:4200": self.url("prefect"),
         }
         self.processes: dict[str, subprocess.Popen] = {}
+        self.token = uuid.uuid4().hex
 
     def url(self, server: str) -> str:
         return f"http://127.0.0.1:{self.ports[server]}"
@@ -109,7 +112,14 @@ class Stack:
                 value = value.replace(there, here)
             given[name] = str(volume) + value[len("/data") :] if value.startswith("/data") else value
         root = str(INFRA.parent)
-        return {"PATH": os.environ["PATH"], "HOME": str(volume), "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **given}
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(volume),
+            "PYTHONPATH": root,
+            "OMP_NUM_THREADS": "1",
+            TOKEN: self.token,
+            **given,
+        }
 
     def start(self, service: str) -> None:
         words = list(self.compose.services[service].command)
@@ -139,6 +149,7 @@ class Stack:
                 except subprocess.TimeoutExpired:
                     self.processes[service].kill()
                     self.processes[service].wait()
+        assert carrying(self.token) == [], "processes were left behind"
 
 
 @pytest.fixture(scope="module")

@@ -213,10 +213,13 @@ def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers
     assert servers("ps").count("answers") == 3
 
 
-def test_down_leaves_nothing_and_run_does_without(servers, foreground):
+def test_down_stops_a_campaign_leaves_nothing_and_run_does_without(servers, foreground):
     state = read_state(servers.home)
     assert state.supervisor.pid == foreground.pid
-    assert "ended 3 processes" in servers("down")  # and the one in the terminal
+    servers("deploy", servers.config("cut_off", iterations=1000, seed=1), "--now")
+    wait_for(lambda: any(r["state_name"] == "Running" for r in servers.runs("cut_off")), 60, "the campaign")
+    wait_for(lambda: (servers.home.campaign("cut_off") / "stages.jsonl").exists(), 60, "its first stage")
+    assert "campaign cut_off was stopped; its next run goes on" in servers("down")
     assert foreground.wait(timeout=20) == 0
     assert carrying(state.token) == []
     assert "nothing runs" in servers("down")
