@@ -35,7 +35,10 @@ def up(
     ] = "127.0.0.1",
     name: Annotated[
         str | None,
-        typer.Option(help="With --host: the name under which other machines reach this one.", show_default=False),
+        typer.Option(
+            help="With --host: the name under which other machines reach this one. Default: its own.",
+            show_default=False,
+        ),
     ] = None,
     prefect_port: Annotated[int, typer.Option(min=1, max=65535)] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
@@ -48,13 +51,13 @@ def up(
 ) -> None:
     """Start Prefect's and MLflow's servers and a worker, and wait until they answer. What runs already stays."""
     from flows.servers import control
-    from flows.servers.settings import POSTGRES, Wanted
+    from flows.servers.settings import POSTGRES, Wanted, name_of
 
     if postgres:
         os.environ[POSTGRES] = postgres
     else:
         os.environ.pop(POSTGRES, None)
-    wanted = Wanted(host, prefect_port, mlflow_port, name, limit)
+    wanted = Wanted(host, prefect_port, mlflow_port, name or name_of(host), limit)
     control.up(Console(), Home.find(home), wanted, foreground=foreground)
 
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+import socket
 import sys
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from flows.home import Home
+from flows.servers.credentials import LOOPBACK
 from flows.servers.state import reachable
 from hacrl_core.errors import ConfigError
 
@@ -22,6 +24,13 @@ class Wanted:
     mlflow_port: int = 5000
     name: str | None = None  # under which other machines reach this one
     limit: int = 4
+
+
+def name_of(host: str) -> str | None:
+    """Under which name others will call a server that listens on ``host``, where nobody says."""
+    if LOOPBACK.match(host):
+        return None
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
 def command(wanted: Wanted, server: str) -> list[str]:

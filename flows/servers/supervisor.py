@@ -96,7 +96,7 @@ class Supervisor:
         with open_log(log) as output:
             child.popen = subprocess.Popen(
                 command(self.wanted, child.name),
-                env={**os.environ, **environment(self.wanted, child.name, self.home)},
+                env={**_inherited(), **environment(self.wanted, child.name, self.home)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -127,6 +127,12 @@ class Supervisor:
                 popen.wait()
             _say(f"{name} ended")
         end(carrying(self.state.token), patience=3)
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without what points to a Prefect server of the user's."""
+    elsewhere = {"PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "PREFECT_API_AUTH_STRING"}
+    return {name: value for name, value in os.environ.items() if name not in elsewhere}
 
 
 def _end_with_supervisor() -> None:

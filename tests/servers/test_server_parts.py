@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from flows.servers.guard import BasicAuth
 from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
 from flows.servers.settings import Wanted, command, database_url, environment, without_password
 from flows.servers.state import Server, State, mlflow_of, prefect_of, read_state, state_file, write_state
+from flows.slots import slot_names
 from hacrl_core.errors import ConfigError
+from tests.flow.conftest import tiny
 
 SLEEP = "import time; time.sleep(60)"
 # A process that starts another in a session of its own and tells its number: what a group signal would miss.
@@ -171,3 +174,13 @@ def test_the_door_opens_for_the_right_words_only(kind, path, header, answer):
     asyncio.run(BasicAuth(inside, "ada:correct horse", open_paths=("/health",))(scope, None, send))
     first = sent[0]
     assert {"inside": "inside", "websocket.close": "closed"}.get(first["type"], first.get("status")) == answer
+
+
+def test_a_campaign_wants_a_slot_for_every_gpu_it_uses():
+    ada, ben = tiny().agents.values()
+    machine = socket.gethostname()
+    assert slot_names(tiny(runtime={"slots": ["b", "a", "b"]})) == ["a", "b"]
+    on_cpu = {"ada": ada.model_copy(update={"device": "cpu"})}
+    assert slot_names(tiny(agents=on_cpu)) == []
+    on_gpus = {"ada": ada.model_copy(update={"device": "cuda:1"}), "ben": ben.model_copy(update={"gpus": (1, 3)})}
+    assert slot_names(tiny(agents=on_gpus)) == [f"gpu {machine} cuda:1", f"gpu {machine} cuda:3"]
