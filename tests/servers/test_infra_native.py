@@ -192,7 +192,7 @@ def test_a_campaign_goes_from_its_schedule_through_the_worker_to_mlflow_on_postg
         return int(postgres.query("hacrl_prefect", query)[0]) >= 1
 
     begun = time.monotonic()
-    wait_for(done, 300, "a scheduled run")
+    wait_for(done, 420, "a scheduled run")
     print(f"\na scheduled campaign was complete {time.monotonic() - begun:.0f} s after hacrl deploy")
     command("deploy", "--remove", "night")
     names = postgres.query("hacrl_mlflow", "select name from runs order by name")
