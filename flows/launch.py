@@ -75,11 +75,21 @@ def _launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
                 "run", f"{config.name}: all {summary.cached} stages were in the store, nothing had to run"
             )
             return summary
+        _tell_need(session, console)
     from flows.execution import execute
 
     console.print("starting Prefect …", style="dim")
     ran, cached = execute(config, home, console)
     return conclude(config, home, console, ran, cached, begun)
+
+
+def _tell_need(session: Session, console: Console) -> None:
+    from flows.storing.space import tell_need
+
+    need, warning = tell_need(session.config, session.home, session.store, session.record.entries(), session.calls)
+    console.print(need, style="dim", highlight=False, soft_wrap=True)
+    if warning is not None:
+        session.display.warn(warning)
 
 
 def conclude(config: CampaignConfig, home: Home, console: Console, ran: int, cached: int, begun: float) -> Summary:

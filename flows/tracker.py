@@ -32,8 +32,9 @@ class ServerAway(HacrlError):
     """A server does not answer."""
 
 
-def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
+def probe(url: str, seconds: float | None = None) -> None:
     """Any answer of an HTTP server will do, an error page too; silence raises."""
+    seconds = PROBE_SECONDS if seconds is None else seconds
     if not url.startswith(("http://", "https://")):
         return
     try:

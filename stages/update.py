@@ -89,7 +89,7 @@ def run(
     except DivergenceError as problem:
         if config.on_nonfinite == "stop":
             raise
-        context.warn(f"{problem}. The update is skipped: the version stays as it was")
+        context.warn(f"{str(problem).partition(';')[0]}; the update is skipped and the version stays as it was")
         return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
     trainer.save(out.path)
     metrics["update/skipped"] = 0.0

@@ -1,0 +1,240 @@
+"""MLflow and Prefect away, dying and hung, with real servers and real sockets: training goes on after one warning."""
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import flows.tracker as tracker_module
+from flows.home import Home
+from flows.prefect_server import configured_url, prefect_api
+from flows.records import read_entries
+from flows.syncing import sync_campaigns
+from flows.tracker import ServerAway, Tracker, probe
+from flows.tracking import quiet_environment
+from tests.flow.conftest import tiny
+from tests.flow.homes import digests, run_here
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hung():
+    """A server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed():
+    """An address where nobody listens."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    quiet_environment()
+    monkeypatch.setattr(tracker_module, "_warned", set())
+
+
+def test_a_probe_knows_an_answer_from_silence(hung, closed):
+    for url, says in ((hung, "no answer within 0.3 s"), (closed, "refused")):
+        begun = time.monotonic()
+        with pytest.raises(ServerAway, match=says):
+            probe(url, 0.3)
+        assert time.monotonic() - begun < 2
+    probe("sqlite:///nowhere")
+
+
+@pytest.mark.parametrize("server", ["hung", "closed"])
+def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_in(
+    server, request, tmp_path, monkeypatch, capsys
+):
+    home, url = Home(tmp_path / "home"), request.getfixturevalue(server)
+    monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
+    agents = {"ada": tiny().agents["ada"].model_dump(mode="json")}
+    agents["ada"]["warmstart"]["steps"] = 20
+    config = tiny(agents=agents, tracking={"uri": url}, evaluate={})
+    begun = time.monotonic()
+    run_here(config, home)
+    spent = time.monotonic() - begun
+    stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
+    assert spent - stages < 12, f"{spent:.1f} s for {stages:.1f} s of stages"
+    assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
+    assert sync_campaigns(Console(), home, "tiny") == 1  # still away: one line, exit code 1
+    assert url in capsys.readouterr().out.replace("\n", "")
+    run_here(tiny(agents=agents, tracking={"uri": home.tracking_uri}, evaluate={}), home)
+    before = points(home)
+    assert set(before.values()) == {1}
+    (home.root / "mlflow.db").unlink()
+    for _ in range(2):
+        assert sync_campaigns(Console(), home, None) == 0
+    assert sorted(key[1:] for key in points(home)) == sorted(key[1:] for key in before)
+    assert set(points(home).values()) == {1}
+    said = capsys.readouterr().out
+    assert said.count("brought up to date") == 1
+    assert said.count("was up to date") == 1
+
+
+def points(home: Home) -> Counter:
+    with sqlite3.connect(home.root / "mlflow.db") as database:
+        return Counter(database.execute("select run_uuid, key, step from metrics").fetchall())
+
+
+class Moody:
+    """A projection whose server goes away and comes back."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.got: list[object] = []
+        self.status = ""
+
+    def log(self, entries):
+        if self.away:
+            raise ConnectionError("gone")
+        self.got += entries
+
+    def mark_complete(self, entries):
+        self.log(["complete"])
+
+    def finish(self, status):
+        self.status = status
+
+
+def test_what_could_not_be_sent_is_sent_when_the_server_is_back_in_order_and_once(monkeypatch):
+    monkeypatch.setattr(tracker_module, "FIRST_RETRY", 0.2)
+    server, told = Moody(), []
+    tracker = Tracker(lambda: server, told.append, patience=10)
+    tracker.log([1])
+    wait_for(lambda: server.got == [1])
+    server.away = True
+    tracker.log([2])
+    tracker.log([3])
+    wait_for(lambda: tracker.problem is not None)
+    server.away = False
+    tracker.log([4])
+    tracker.mark_complete([])
+    tracker.close("FINISHED")
+    assert server.got == [1, 2, 3, 4, "complete"]
+    assert server.status == "FINISHED"
+    assert len(told) == 2
+    assert "gone; training goes on" in told[0]
+    assert "answers again" in told[1]
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# -- Prefect ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_configured_server_is_read_as_prefect_reads_it(tmp_path, monkeypatch):
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_HOME", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert configured_url() is None
+    (tmp_path / ".prefect").mkdir()
+    profiles = tmp_path / ".prefect" / "profiles.toml"
+    profiles.write_text('active = "mine"\n[profiles.mine]\nPREFECT_LOGGING_LEVEL = "DEBUG"\n')
+    assert configured_url() is None  # a profile without an address is no server
+    profiles.write_text(
+        'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://a/api"\n[profiles.b]\nPREFECT_API_URL = "http://b/api/"\n'
+    )
+    assert configured_url() == "http://a/api"
+    monkeypatch.setenv("PREFECT_PROFILE", "b")
+    assert configured_url() == "http://b/api"
+    monkeypatch.setenv("PREFECT_API_URL", "http://c/api")
+    assert configured_url() == "http://c/api"
+
+
+class _Ends(Exception):
+    """Ends the test before a server of our own would be started."""
+
+
+@pytest.mark.parametrize("server", ["hung", "closed"])
+def test_a_configured_server_that_does_not_answer_costs_one_warning_and_a_server_of_our_own_takes_over(
+    server, request, tmp_path, monkeypatch
+):
+    import flows.prefect_server as module
+
+    url = request.getfixturevalue(server) + "/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
+
+    def started(*args, **kwargs):
+        assert "PREFECT_API_URL" not in os.environ
+        raise _Ends
+
+    monkeypatch.setattr(module.subprocess, "Popen", started)
+    told: list[str] = []
+    begun = time.monotonic()
+    with pytest.raises(_Ends), prefect_api(Home(tmp_path), told.append):
+        pass
+    assert time.monotonic() - begun < 6
+    assert len(told) == 1
+    assert url in told[0]
+    assert os.environ["PREFECT_API_URL"] == url  # as it was
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_prefect_server_killed_in_mid_campaign_costs_one_warning_and_nothing_else(tmp_path, run_inline):
+    """Our own temporary server, killed after the first iteration."""
+    import yaml
+
+    config = tiny(iterations=3, evaluate={})
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
+    environment = {**os.environ, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watchdog = threading.Timer(280, process.kill)
+    watchdog.start()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("iteration   1/"):
+            os.kill(_server_of(process.pid), signal.SIGKILL)
+    process.wait()
+    watchdog.cancel()
+    text = "".join(lines)
+    assert process.returncode == 0, text
+    assert "Traceback" not in text
+    assert text.count("! Prefect") <= 1
+    assert text.count("iteration   3/3") >= 1
+    _, state = run_inline(config)
+    for agent in ("ada", "ben"):
+        assert (
+            digests(Home(tmp_path / "home"), "tiny")[f"update {agent} #2"] == state.versions[agent].outcome().ref.digest
+        )
+
+
+def _server_of(parent: int) -> int:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_text().split("\0")
+            if "flows.prefect_server" in words and words[-2] == str(parent):
+                return int(entry.name)
+        except (OSError, IndexError):
+            continue
+    raise AssertionError("the campaign has no server of its own")
