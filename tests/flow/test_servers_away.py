@@ -45,6 +45,7 @@ def closed():
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     quiet_environment()
+    monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setattr(tracker_module, "_warned", set())
 
 
@@ -57,24 +58,28 @@ def test_a_probe_knows_an_answer_from_silence(hung, closed):
     probe("sqlite:///nowhere")
 
 
-@pytest.mark.parametrize("server", ["hung", "closed"])
-def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_in(
-    server, request, tmp_path, monkeypatch, capsys
-):
-    home, url = Home(tmp_path / "home"), request.getfixturevalue(server)
-    monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
+def alone(**changes):
+    """One agent, hardly taught: what it learns does not matter here."""
     agents = {"ada": tiny().agents["ada"].model_dump(mode="json")}
     agents["ada"]["warmstart"]["steps"] = 20
-    config = tiny(agents=agents, tracking={"uri": url}, evaluate={})
-    begun = time.monotonic()
-    run_here(config, home)
-    spent = time.monotonic() - begun
-    stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
-    assert spent - stages < 12, f"{spent:.1f} s for {stages:.1f} s of stages"
-    assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
-    assert sync_campaigns(Console(), home, "tiny") == 1  # still away: one line, exit code 1
-    assert url in capsys.readouterr().out.replace("\n", "")
-    run_here(tiny(agents=agents, tracking={"uri": home.tracking_uri}, evaluate={}), home)
+    return tiny(**{"agents": agents, "evaluate": {}, **changes})
+
+
+def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_in(
+    hung, closed, tmp_path, monkeypatch, capsys
+):
+    home = Home(tmp_path / "home")
+    monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
+    for iterations, url in ((1, hung), (2, closed)):
+        begun = time.monotonic()
+        run_here(alone(iterations=iterations, tracking={"uri": url}), home)
+        spent = time.monotonic() - begun
+        stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
+        assert spent - stages < 12, f"{spent:.1f} s for {stages:.1f} s of stages"
+        assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
+        assert sync_campaigns(Console(), home, "tiny") == 1  # still away: one line, exit code 1
+        assert f"tiny: {url}: " in capsys.readouterr().out
+    run_here(alone(tracking={"uri": home.tracking_uri}), home)
     before = points(home)
     assert set(before.values()) == {1}
     (home.root / "mlflow.db").unlink()
