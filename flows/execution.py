@@ -11,7 +11,8 @@ from flows.campaign import run_campaign
 from flows.divergence import Watch
 from flows.home import Home
 from flows.launch import Session, open_session, tracking
-from flows.prefect_server import prefect_api
+from flows.prefect_server import forget_events, prefect_api
+from flows.records import read_entries
 from flows.replay import Observers, joined
 from flows.running import PlainRunner, StageRunner, first_error
 from flows.stopping import heed_signals
@@ -30,6 +31,7 @@ def execute(config: CampaignConfig, home: Home, console: Console) -> tuple[int, 
     def warn(message: str) -> None:
         console.print(f"[yellow]![/yellow] {message}", highlight=False, soft_wrap=True)
 
+    begun = time.time()
     with prefect_api(home, warn) as server:
         if server is None:
             return run_session(config, home, PlainRunner)
@@ -42,8 +44,14 @@ def execute(config: CampaignConfig, home: Home, console: Console) -> tuple[int, 
         except Exception:
             if server.answers():
                 raise
-    warn("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
-    return run_session(config, home, PlainRunner)
+        finally:
+            if not server.answers():
+                forget_events()
+        if not server.died:
+            warn("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
+        _, found = run_session(config, home, PlainRunner)  # goes on where the flow was, often at its end
+    ran = sum(not entry.cached and entry.at >= begun for entry in read_entries(home.campaign(config.name)))
+    return ran, found - ran
 
 
 def run_session(config: CampaignConfig, home: Home, runner: type[StageRunner]) -> tuple[int, int]:

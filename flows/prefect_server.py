@@ -4,16 +4,19 @@ Prefect's own temporary server outlives a killed parent and prints tracebacks in
 writes to a log file in the home folder.
 """
 
+import logging
 import os
+import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +29,12 @@ from flows.workers import die_with_parent
 STARTUP_SECONDS = 180
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
     """The API that Prefect talks to."""
 
     url: str
+    died: bool = False  # and the user was told
 
     def answers(self) -> bool:
         try:
@@ -58,14 +62,14 @@ def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) 
             f"Prefect's server at {url} does not answer; the campaign runs with a server of its own and will not be seen there"
         )
     before = {name: os.environ.get(name) for name in _OURS}
-    with _own_server(home, warn) as own:
-        try:
+    try:
+        with _own_server(home, warn) as own:
             yield own
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 _OURS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_LOGGING_TO_API_ENABLED", "HACRL_PREFECT")  # fmt: skip
@@ -97,21 +101,47 @@ def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | No
                 "PREFECT__SERVER_FINAL": "1",
             },
         )
+    ending = threading.Event()
+
+    def watch() -> None:
+        process.wait()
+        if not ending.is_set():
+            server.died = True
+            warn(f"Prefect's server is gone ({log}); the campaign goes on without it, and nothing is lost")
+            forget_events()
+
     try:
         problem = _wait_until_it_answers(server.url, process, log)
         if problem:
             warn(f"{problem}; the campaign runs without Prefect, and nothing else changes")
             yield None
         else:
+            threading.Thread(target=watch, name="prefect server", daemon=True).start()
             os.environ["PREFECT_API_URL"] = server.url
             yield server
     finally:
+        ending.set()
         process.terminate()
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def forget_events() -> None:
+    """No more news for a server that is gone: Prefect would try for seconds with each of them, and wait for all of them at exit."""
+    if "prefect" not in sys.modules:
+        return
+    from prefect._internal.concurrency.services import _active_services
+    from prefect.events.clients import NullEventsClient
+    from prefect.events.worker import EventsWorker
+
+    EventsWorker.set_client_override(NullEventsClient)
+    for service in list(_active_services):
+        with suppress(queue.Empty):
+            while True:
+                service._queue.get_nowait()
 
 
 def configured_url() -> str | None:
@@ -139,12 +169,14 @@ def _quiet_settings() -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "true",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and one-line errors say it better
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         # A server that dies in mid-campaign is given up after seconds; the campaign then goes on without it.
         "PREFECT_API_REQUEST_TIMEOUT": "10",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
     }.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("EventsWorker").setLevel(logging.CRITICAL)
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> str:

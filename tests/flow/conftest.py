@@ -1,6 +1,7 @@
 """Tiny campaigns for the flow tests: real agents, real stages, seconds long."""
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ class Inline:
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for all inline campaigns: warm starts and first rollouts are computed once."""
-    return tmp_path_factory.mktemp("store")
+    """One store for all inline campaigns of all test processes: warm starts and first rollouts are computed once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Whole campaigns in a home folder, with record, display and everything, but in this process: neither Prefect nor workers."""
 
 import hashlib
+import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -41,6 +42,28 @@ def run_here(config: CampaignConfig, home: Home) -> list[str]:
     return list(Here.ran)
 
 
+def home_over(store: Path, place: Path) -> Home:
+    """A home whose store is shared with other tests: only for campaigns that nothing is taken from or done to."""
+    place.mkdir(parents=True, exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
+    (place / "store").symlink_to(store)
+    return Home(place)
+
+
+def own_copy(home: Home, name: str, place: Path, stages: tuple[str, ...] = (), record: bool = True) -> Home:
+    """A home with copies of the campaign's artifacts (of some stages), to be damaged and cleaned."""
+    fresh = Home(place)
+    fresh.store.mkdir(parents=True)
+    for entry in read_entries(home.campaign(name)):
+        if not stages or entry.stage in stages:
+            place = fresh.store / "objects" / entry.stage / entry.key
+            if not place.exists():
+                shutil.copytree(home.store / "objects" / entry.stage / entry.key, place)
+    if record:
+        shutil.copytree(home.campaign(name), fresh.campaign(name))
+    return fresh
+
+
 def digests(home: Home, name: str) -> dict[str, str]:
     """Label → content digest of everything in the campaign's record."""
     store = Store(home.store)
@@ -50,10 +73,6 @@ def digests(home: Home, name: str) -> dict[str, str]:
     }
 
 
-def files(home: Home, stage: str) -> list[Path]:
-    return sorted(p for p in (home.store / "objects" / stage).glob("*/**/*") if p.is_file() and p.suffix != ".json")
-
-
 def of_label(home: Home, name: str, label: str) -> Path:
     entry = next(e for e in read_entries(home.campaign(name)) if e.label == label)
     return Store(home.store).folder(entry.stage, entry.key)
@@ -61,7 +80,3 @@ def of_label(home: Home, name: str, label: str) -> Path:
 
 def weights(home: Home, name: str, label: str) -> str:
     return hashlib.sha256((of_label(home, name, label) / "model.safetensors").read_bytes()).hexdigest()
-
-
-def keep(**settings: Any) -> dict[str, Any]:
-    return {"keep": settings}

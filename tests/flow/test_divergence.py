@@ -1,7 +1,6 @@
 """Training that goes wrong in its numbers, provoked for real: the campaign stops, or skips, and the last good version stays current."""
 
 import json
-import shutil
 
 import pytest
 
@@ -10,7 +9,7 @@ from flows.home import Home
 from hacrl_core.config.divergence import CollapseConfig
 from hacrl_core.errors import DivergenceError, VerificationError
 from tests.flow.conftest import tiny
-from tests.flow.homes import Here, digests, of_label, run_here
+from tests.flow.homes import Here, digests, home_over, of_label, own_copy, run_here
 
 pytestmark = pytest.mark.slow
 HUGE = {"learning_rate": 1e30, "minibatch_prompts": 3}
@@ -18,17 +17,16 @@ ONE_UPDATE = {"learning_rate": 1e30, "minibatch_prompts": 6}
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory) -> Home:
-    home = Home(tmp_path_factory.mktemp("taught"))
+def taught(shared_store, tmp_path_factory) -> Home:
+    home = home_over(shared_store, tmp_path_factory.mktemp("taught"))
     run_here(tiny(iterations=1, evaluate={}), home)
     return home
 
 
 @pytest.fixture
 def home(taught, tmp_path) -> Home:
-    for stage in ("warmstart", "sample", "generate", "verify", "credit", "score"):
-        shutil.copytree(taught.store / "objects" / stage, tmp_path / "home" / "store" / "objects" / stage)
-    return Home(tmp_path / "home")
+    stages = ("warmstart", "sample", "generate", "verify", "credit", "score")
+    return own_copy(taught, "tiny", tmp_path / "home", stages, record=False)
 
 
 def campaign(**changes):

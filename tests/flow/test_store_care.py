@@ -18,24 +18,23 @@ from hacrl_core.artifacts import Store
 from hacrl_core.config.keeping import KeepConfig
 from hacrl_core.errors import ConfigError, NewerArtifactError
 from tests.flow.conftest import tiny
-from tests.flow.homes import digests, of_label, run_here, weights
+from tests.flow.homes import digests, home_over, of_label, own_copy, run_here, weights
 
 pytestmark = pytest.mark.slow
 ITERATIONS = 4
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Home:
-    """A finished campaign of four iterations, evaluated after each: not to be changed."""
-    home = Home(tmp_path_factory.mktemp("finished"))
+def finished(shared_store, tmp_path_factory) -> Home:
+    """A finished campaign of four iterations, evaluated after each other: not to be changed."""
+    home = home_over(shared_store, tmp_path_factory.mktemp("finished"))
     run_here(campaign(), home)
     return home
 
 
 @pytest.fixture
 def home(finished, tmp_path) -> Home:
-    shutil.copytree(finished.root, tmp_path / "home")
-    return Home(tmp_path / "home")
+    return own_copy(finished, "tiny", tmp_path / "home")
 
 
 def campaign(**changes):
@@ -191,8 +190,7 @@ def test_evaluating_a_collected_version_is_one_clear_line(home):
 
 
 def test_a_campaign_with_a_policy_collects_as_it_runs_and_ends_with_the_same_versions(tmp_path, finished):
-    home = Home(tmp_path / "home")
-    shutil.copytree(finished.store / "objects" / "warmstart", home.store / "objects" / "warmstart")
+    home = own_copy(finished, "tiny", tmp_path / "home", ("warmstart",), record=False)
     run_here(campaign(keep={"last": 1}), home)
     assert versions_with_files(home, "ben") == [0, 4]
     assert digests(home, "tiny") == digests(finished, "tiny")
