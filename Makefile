@@ -45,13 +45,8 @@ test: setup  ## Lint, types, layers and all tests; under ten minutes on two core
 test-quick: setup  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
 
-<<<<<<< HEAD
 test-servers: setup  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers
-=======
-test-servers: setup  ## Prefect's and MLflow's servers killed in mid-campaign; minutes
-	@$(BIN)/pytest -m servers
->>>>>>> 536e867 (Disk: estimate, full disks; tests share one store)
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -96,8 +91,4 @@ lock: setup  ## Renew the pins in the lock files
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-<<<<<<< HEAD
 .PHONY: help setup demo test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
-=======
-.PHONY: help setup demo test test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
->>>>>>> 536e867 (Disk: estimate, full disks; tests share one store)
