@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import flows.tracker as tracker_module
+from flows.execution import run_session
 from flows.home import Home
 from flows.prefect_server import configured_url, prefect_api
 from flows.records import read_entries
@@ -24,7 +26,7 @@ from flows.tracker import ServerAway, Tracker, probe
 from flows.tracking import quiet_environment
 from hacrl_core.artifacts import Store
 from tests.flow.conftest import tiny
-from tests.flow.homes import digests, run_here
+from tests.flow.homes import Here, digests, run_here
 
 pytestmark = pytest.mark.slow
 
@@ -97,8 +99,8 @@ def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_i
     )  # each stage's metrics and its time; the parent has the rewards of two iterations again
 
 
-def points(home: Home) -> Counter:
-    with sqlite3.connect(home.root / "mlflow.db") as database:
+def points(home: Home, place: Path | None = None) -> Counter:
+    with sqlite3.connect(place or home.root / "mlflow.db") as database:
         return Counter(database.execute("select run_uuid, key, step from metrics").fetchall())
 
 
@@ -141,6 +143,59 @@ def test_what_could_not_be_sent_is_sent_when_the_server_is_back_in_order_and_onc
     assert len(told) == 2
     assert "gone; training goes on" in told[0]
     assert "answers again" in told[1]
+
+
+@pytest.mark.servers
+def test_an_mlflow_server_killed_in_mid_campaign_is_filled_in_when_it_is_back(tmp_path, closed, capsys):
+    home, config = Home(tmp_path / "home"), alone(iterations=3, tracking={"uri": closed})
+    servers = [start_mlflow(tmp_path, closed)]
+
+    class Deadly(Here):
+        def iteration_done(self, iteration: int) -> None:
+            super().iteration_done(iteration)
+            if iteration == 1:
+                os.killpg(servers[0].pid, signal.SIGKILL)
+
+    try:
+        begun = time.monotonic()
+        run_session(config, home, Deadly)
+        stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
+        assert time.monotonic() - begun - stages < 60
+        assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
+        servers.append(start_mlflow(tmp_path, closed))
+        for _ in range(2):
+            assert sync_campaigns(Console(), home, "tiny") == 0
+    finally:
+        for server in servers:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+    found = points(home, tmp_path / "server.db")
+    assert set(found.values()) == {1}
+    assert {step for _, key, step in found if key == "reward/ada"} == {1, 2, 3}
+
+
+def start_mlflow(place: Path, url: str) -> "subprocess.Popen[bytes]":
+    words = ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--workers", "1"]
+    store = ["--backend-store-uri", f"sqlite:///{place / 'server.db'}", "--default-artifact-root", str(place / "files")]
+    with (place / "server.log").open("ab") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *words, *store],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            start_new_session=True,
+        )
+    wait_for(lambda: answers(url), 200)
+    return server
+
+
+def answers(url: str) -> bool:
+    try:
+        probe(f"{url}/health", 2)
+    except ServerAway:
+        return False
+    return True
 
 
 def wait_for(condition, seconds=10.0):
