@@ -46,7 +46,7 @@ test-quick: setup  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
 
 test-servers: setup  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
-	@$(BIN)/pytest -m servers tests/servers
+	@$(BIN)/pytest -m servers tests/servers tests/flow
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
