@@ -22,6 +22,7 @@ from stages.spec import StageCall
 KINDS = ("run", "start", "done", "cached", "waiting", "warning", "error", "end")
 NAME = "log.txt"
 _POLL_SECONDS = 0.25
+_WIDTH = 8  # of the kind
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Logbook:
             return
         at = time.strftime("%Y-%m-%d %H:%M:%S")
         for part in text.splitlines() or [""]:
-            self._file.write(f"{at} {kind:<8} {part}\n")
+            self._file.write(f"{at} {kind:<{_WIDTH}} {part}\n")
         self._file.flush()
 
 
@@ -91,10 +92,10 @@ def parse(raw: str) -> Line | None:
     """A line of the file; None where a crash tore it."""
     day, _, rest = raw.rstrip("\n").partition(" ")
     at, _, rest = rest.partition(" ")
-    kind, _, text = rest.partition(" ")
+    kind = rest.partition(" ")[0]
     if len(day) != 10 or len(at) != 8 or not (kind in KINDS or kind.startswith("|")):
         return None
-    return Line(f"{day} {at}", kind, text.lstrip() if not kind.startswith("|") else text)
+    return Line(f"{day} {at}", kind, rest[max(_WIDTH, len(kind)) + 1 :])
 
 
 def read_log(folder: Path) -> list[Line]:
