@@ -105,6 +105,7 @@ def _score(agent, sequences, update) -> None:
 
 
 def _update(agent, sequences, update) -> None:
+    from hacrl_core.engines.sequences import TrainSequence
     from hacrl_core.engines.trainer import Trainer
 
     def objective(logprobs_BT, mask_BT, rows_B):
@@ -112,8 +113,8 @@ def _update(agent, sequences, update) -> None:
         return loss, {}
 
     trainer = Trainer(agent, update)
-    for _ in range(2):  # AdamW's moments are there from the first step on
-        trainer.step(sequences, objective)
+    trainer.step([TrainSequence((3, 4), (5, 6))], objective)  # AdamW's moments are there from the first step on
+    trainer.step(sequences, objective)
 
 
 if __name__ == "__main__":

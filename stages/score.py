@@ -38,7 +38,10 @@ def run(
     from hacrl_core.engines.warm import warm_agent, warm_tokenizer
 
     slot = "first version" if config.is_reference and context.device == "cpu" else "agent"
-    agent = warm_agent(context.warm, inputs["agent"].path, inputs["agent"].digest, device=context.device, slot=slot)
+    version = inputs["agent"]
+    agent = warm_agent(
+        context.warm, version.path, version.digest, device=context.device, slot=slot, attention=context.attention
+    )
     _, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
     rows = [row for sampler in config.samplers for row in _rows_of(agent, fingerprint, sampler, inputs, config)]
     scorable = [row for row in rows if row["token_ids"]]

@@ -70,7 +70,7 @@ def run(
 ) -> Result:
     from hacrl_core.engines.checkpoints import has_optimizer
     from hacrl_core.engines.trainer import Trainer
-    from hacrl_core.engines.warm import keep_agent, take_agent
+    from hacrl_core.engines.warm import give_back_memory, keep_agent, take_agent
 
     rows = _rows(inputs, config)
     failed = _error_share(inputs, config)
@@ -80,7 +80,7 @@ def run(
         )
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     version = inputs["agent"]
-    agent = take_agent(context.warm, version.path, version.digest, device=context.device)
+    agent = take_agent(context.warm, version.path, version.digest, device=context.device, attention=context.attention)
     resumes = version.path if has_optimizer(version.path) else None
     trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed or 0)
     learner = _Learner(trainer, config, seed or 0)
@@ -99,6 +99,7 @@ def run(
     def published(ref: ArtifactRef) -> None:
         if after is not None:
             keep_agent(context.warm, after, ref.path, ref.digest, device=context.device)
+        give_back_memory()  # gradient, moments and activations are gone by now
 
     return Result(metrics, published=published)
 

@@ -3,6 +3,8 @@
 The owner of the dictionary decides how long they live; nothing here is global. Only the newest version of an agent is kept.
 """
 
+import contextlib
+import ctypes
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hacrl_core.config.agents import Attention
 from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig
 from hacrl_core.engines.agents import Agent, load_agent, load_tokenizer
 from hacrl_core.engines.factory import create_engine
@@ -46,6 +49,7 @@ def warm_agent(
     device: str,
     dtype: torch.dtype = torch.float32,
     slot: str = "agent",
+    attention: Attention = "auto",
 ) -> Agent:
     """The agent of these weights. Each slot keeps one: the newest version, and where memory is no concern the first one, for KL."""
     wanted = (policy_digest, device, dtype)
@@ -54,15 +58,23 @@ def warm_agent(
         warm.pop(slot, None)  # let go of the old weights before the new ones come in
         kept = warm[slot] = (
             wanted,
-            load_agent(checkpoint, dtype=dtype, device=device, tokenizer=warm_tokenizer(warm, checkpoint)[0]),
+            load_agent(
+                checkpoint,
+                dtype=dtype,
+                device=device,
+                tokenizer=warm_tokenizer(warm, checkpoint)[0],
+                attention=attention,
+            ),
         )
     agent: Agent = kept[1]
     return agent
 
 
-def take_agent(warm: Warm, checkpoint: Path, policy_digest: str, *, device: str) -> Agent:
+def take_agent(
+    warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
+) -> Agent:
     """The agent of these weights in float32, to be trained: it is no longer kept, so that a failure leaves no half-trained one behind."""
-    agent = warm_agent(warm, checkpoint, policy_digest, device=device)
+    agent = warm_agent(warm, checkpoint, policy_digest, device=device, attention=attention)
     del warm["agent"]
     return agent
 
@@ -91,6 +103,14 @@ def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEn
     return engine
 
 
+def give_back_memory() -> None:
+    """Return what was freed to the system. An update frees gigabytes, and the C library and CUDA's allocator keep them for next time."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def close_warm(warm: Warm) -> None:
     """Stop what runs and let go of what is held: engines with worker processes, weights on a device."""
     if "engine" in warm:
@@ -99,5 +119,4 @@ def close_warm(warm: Warm) -> None:
         if isinstance(kept, dict):  # a process that serves several agents keeps each one's things apart
             close_warm(kept)
     warm.clear()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    give_back_memory()
