@@ -111,6 +111,7 @@ def test_telemetry_is_off_and_mlflow_has_no_job_workers(servers):
     assert "DO_NOT_TRACK=true" in environment
     assert len(tree(servers.pid("mlflow"))) == 1
     assert fetch(f"{servers.prefect}/api/admin/settings")[2].count('"analytics_enabled":false') == 1
+    assert '"disable_ui_telemetry":true' in fetch(f"{servers.mlflow}/ajax-api/3.0/mlflow/ui-telemetry")[2]
 
 
 def test_run_uses_the_servers_by_itself(servers):
@@ -213,7 +214,7 @@ def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers
     assert servers("ps").count("answers") == 3
 
 
-def test_down_stops_a_campaign_leaves_nothing_and_run_does_without(servers, foreground):
+def test_down_stops_a_campaign_and_leaves_nothing(servers, foreground):
     state = read_state(servers.home)
     assert state.supervisor.pid == foreground.pid
     servers("deploy", servers.config("cut_off", iterations=1000, seed=1), "--now")
@@ -225,6 +226,9 @@ def test_down_stops_a_campaign_leaves_nothing_and_run_does_without(servers, fore
     assert "nothing runs" in servers("down")
     assert "no servers" in servers("ps", code=1)
     assert "start them with: hacrl up" in servers("deploy", "--list", code=2)
-    text = servers("run", servers.config("by_hand", iterations=1))  # the projection is where it was
+
+
+def test_run_does_without_servers_and_writes_the_same_database(servers):
+    text = servers("run", servers.config("by_hand", iterations=1))
     assert "nothing had to run" in text
     assert "sqlite:///" in text
