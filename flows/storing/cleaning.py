@@ -29,7 +29,7 @@ def clean(
     with exclusive(store.root / "gc.lock"):  # one at a time
         candidates = plan(home, store, policy, campaign, grace)
         _show(console, candidates)
-        freed = carry_out(store, candidates, grace)
+        freed = carry_out(home, store, candidates, grace)
     console.print(f"freed {size_text(freed)}", highlight=False)
 
 

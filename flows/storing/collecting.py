@@ -1,5 +1,6 @@
 """Garbage collection: what would go, and letting it go. Also what a running campaign collects by itself, after each iteration."""
 
+import json
 import os
 import shutil
 import time
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.home import Home
-from flows.records import Entry
+from flows.records import Entry, is_running
 from flows.reporting.history import History
 from flows.storing.pins import read_pins
 from flows.storing.survey import campaign_places, read_place, read_versions, survey
@@ -35,7 +36,7 @@ class Candidate:
 
 def plan(home: Home, store: Store, override: KeepConfig | None, only: str | None, grace: float) -> list[Candidate]:
     """All that may go: versions that no policy keeps, artifacts that no record names (older than ``grace`` seconds), leftovers."""
-    seen = survey(home, store, override, only)
+    seen, before = survey(home, store, override, only), cutoff(home, grace)
     names = {v.key: f"{c.name}/{v.agent}@{v.number}" for c in seen.campaigns for v in c.versions}
     found = []
     for folder in sorted((store.root / "objects").glob("*/*")):
@@ -45,9 +46,22 @@ def plan(home: Home, store: Store, override: KeepConfig | None, only: str | None
         if key in seen.known:
             if _has_files(folder):
                 found.append(_candidate("version", names.get(key, stage), folder, "no keep policy wants it"))
-        elif only is None and last_used(folder) < time.time() - grace and not _newer(store, stage, key):
+        elif only is None and last_used(folder) < before and not _newer(store, stage, key):
             found.append(_candidate("garbage", stage, folder, "no campaign's record names it"))
     return found + (_leftovers(store, grace) if only is None else [])
+
+
+def cutoff(home: Home, grace: float) -> float:
+    """Garbage is older than this: than the grace, and than the start of every campaign that runs, which may have found or made what its
+    record does not name yet."""
+    started = [time.time() - grace]
+    for folder in campaign_places(home):
+        if is_running(folder):
+            try:
+                started.append(float(json.loads((folder / "running.lock").read_text())["since"]))
+            except (OSError, ValueError, KeyError):
+                started.append(0.0)  # just being written
+    return min(started)
 
 
 def _has_files(folder: Path) -> bool:
@@ -83,14 +97,14 @@ def _leftovers(store: Store, grace: float) -> list[Candidate]:
     return found
 
 
-def carry_out(store: Store, candidates: list[Candidate], grace: float) -> int:
+def carry_out(home: Home, store: Store, candidates: list[Candidate], grace: float) -> int:
     """Let them go; returns the bytes freed. What somebody uses by now stays."""
     freed = 0
     for one in candidates:
         if one.kind == "version":
             freed += collect(store, one.stage, one.key, one.why)
         elif one.kind == "garbage":
-            freed += _remove(store, one, time.time() - grace)
+            freed += _remove(store, one, cutoff(home, grace))
         else:
             shutil.rmtree(one.path, ignore_errors=True)
             freed += one.bytes

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -123,7 +125,7 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
     assert "1 of a newer hacrl, left alone" in console.export_text()
     shutil.rmtree(home.campaign("tiny"))  # nobody's by now, and still not ours to delete
     store = Store(home.store)
-    carry_out(store, plan(home, store, None, None, grace=0), grace=0)
+    carry_out(home, store, plan(home, store, None, None, grace=0), grace=0)
     assert path.read_bytes() == before
 
 
@@ -132,7 +134,7 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
 
 def gc(home: Home, policy: KeepConfig | None = None, grace: float = 3600, only: str | None = None) -> int:
     store = Store(home.store)
-    return carry_out(store, plan(home, store, policy, only, grace), grace)
+    return carry_out(home, store, plan(home, store, policy, only, grace), grace)
 
 
 def versions_with_files(home: Home, agent: str) -> list[int]:
@@ -229,6 +231,32 @@ def test_a_dry_plan_deletes_nothing_and_a_running_campaign_loses_nothing(home):
     with Record(home.campaign("tiny"), campaign()):  # its lock says that it runs
         assert plan(home, store, KeepConfig(last=1), None, 0) == []
     assert objects(home) == before
+
+
+def test_cleaning_again_and_again_while_a_campaign_really_runs_takes_nothing_from_it(finished, tmp_path):
+    """Its first versions and everything of a campaign that was deleted lie there; the latter is all that goes, and not before it ends."""
+    home = own_copy(finished, "tiny", tmp_path / "home", ("warmstart",), record=False)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_here(campaign(iterations=2), home)
+        except BaseException as problem:
+            failed.append(problem)
+
+    running = threading.Thread(target=run)
+    running.start()
+    while running.is_alive() and not (home.campaign("tiny") / "running.lock").exists():
+        time.sleep(0.01)
+    while running.is_alive():
+        gc(home, KeepConfig(last=1), grace=0)
+        time.sleep(0.02)
+    assert failed == []
+    labels = [label for label in digests(home, "tiny") if not label.startswith("evaluate")]
+    assert {label: digests(home, "tiny")[label] for label in labels} == {
+        label: digests(finished, "tiny")[label] for label in labels
+    }
+    assert run_here(campaign(iterations=2), home) == []
 
 
 def test_what_a_stage_is_reading_is_not_collected(home):
