@@ -246,7 +246,8 @@ def test_cleaning_again_and_again_while_a_campaign_really_runs_takes_nothing_fro
 
     running = threading.Thread(target=run)
     running.start()
-    while running.is_alive() and not (home.campaign("tiny") / "running.lock").exists():
+    lock = home.campaign("tiny") / "running.lock"
+    while running.is_alive() and not (lock.exists() and lock.read_text()):
         time.sleep(0.01)
     while running.is_alive():
         gc(home, KeepConfig(last=1), grace=0)
