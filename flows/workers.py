@@ -23,6 +23,7 @@ from hacrl_core.errors import EngineError, HacrlError
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
+TERMINATED = 143  # what a worker ends with after SIGTERM
 STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
@@ -100,10 +101,13 @@ class Worker:
         try:
             return speak()
         except (EOFError, OSError) as problem:
+            code = None if self._closed else self._reap()
+            if code == TERMINATED:  # a scheduler's SIGTERM reaches the whole group: the campaign may be about to end
+                time.sleep(1.0)
             if self._closed:
                 raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
             raise WorkerDied(
-                f"{call.label}: the worker of {self.name} died ({_reason(self._reap())}); lower generate.batch_size if memory ran out"
+                f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
             ) from problem
 
     def stop(self, *, now: bool = False) -> None:
@@ -222,7 +226,7 @@ def _serve(
         _print_into(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what this process starts is not to inherit the mask
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     if place.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

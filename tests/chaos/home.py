@@ -16,6 +16,7 @@ class Kept:
     key: str
     content: str  # of all files that are not measurements
     manifest: str  # digest of the manifest itself: it is written once
+    started: float
 
 
 def artifacts(home: Path) -> dict[str, Kept]:
@@ -28,7 +29,8 @@ def artifacts(home: Path) -> dict[str, Kept]:
             with (path.parent / output["path"]).open("rb") as file:
                 assert hashlib.file_digest(file, "sha256").hexdigest() == output["sha256"], path
         content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-        kept = Kept(manifest["stage"], manifest["key"], content, hashlib.sha256(raw).hexdigest())
+        started = manifest["provenance"]["started"]
+        kept = Kept(manifest["stage"], manifest["key"], content, hashlib.sha256(raw).hexdigest(), started)
         assert path.parent.name == kept.key
         found[kept.key] = kept
     return found

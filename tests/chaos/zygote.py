@@ -5,6 +5,8 @@ from a shell's ``hacrl run``: workers are forked (``prepared.py``), not spawned,
 Prefect cannot be had, does the scheduling.
 """
 
+import faulthandler
+import gc
 import json
 import os
 import signal
@@ -128,12 +130,14 @@ def preload() -> None:
     flows.execution.prefect_api = _no_prefect
     # Arrow reads files with threads of its own, which a fork would lose.
     pyarrow.parquet.read_table = partial(pyarrow.parquet.read_table, use_threads=False, pre_buffer=False)
+    gc.freeze()  # what is imported stays; collecting it again and again in every child would copy all its pages
     assert threading.active_count() == 1, "a process with threads must not fork"
 
 
 if __name__ == "__main__":
     assert str(HOOK) in sys.path
     preload()
+    faulthandler.register(signal.SIGUSR1)  # where does it hang?
     print("ready", flush=True)
     words = serve()
     from flows.cli import app

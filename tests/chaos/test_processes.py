@@ -1,0 +1,185 @@
+"""Campaigns as real processes that are stopped, killed, and share a store.
+
+The commands are forked from a process that has everything imported (see ``zygote.py``) and share one home, so that warm starts are computed once. What Prefect
+adds to a stop is tested in ``tests/flow/test_workers.py``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import yaml
+
+from tests.chaos.commands import ROOT, environment, read_until, start, wait_until_gone
+from tests.chaos.zygote import Zygote
+from tests.flow.conftest import TINY
+
+pytestmark = pytest.mark.slow
+# Seconds, on a machine that does other things as well: it takes one or two on a quiet one.
+WITHIN, GONE = 30.0, 10.0
+SLOW_VERIFIER = """
+import time
+
+def check(response, gold):
+    time.sleep(0.2)
+    return 0.0
+"""
+
+
+class Command:
+    """A campaign under way."""
+
+    def __init__(self, zygote, home, name, environ=None, **changes):
+        self.home, self._zygote = home, zygote
+        config, self.output = home.parent / f"{name}.yaml", home.parent / f"{name}-{time.monotonic()}.out"
+        config.write_text(yaml.safe_dump({**TINY, "name": name, **changes}))
+        environ = environment(home, environ)
+        environ["PYTHONPATH"] += f"{os.pathsep}{home.parent}"
+        self.pid = zygote.start(["run", str(config)], environ, self.output)
+        self.name = name
+
+    def text(self):
+        return self.output.read_text() if self.output.exists() else ""
+
+    def wait_for(self, happened, seconds=90.0):
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert self._zygote.code(self.pid) is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
+    def end(self, seconds=90.0):
+        return self._zygote.wait(self.pid, seconds)
+
+    def stop(self, number, *, group=False):
+        """Send the signal; the output, once everything is gone."""
+        begun = time.monotonic()
+        os.killpg(self.pid, number) if group else os.kill(self.pid, number)
+        code = self.end(WITHIN)
+        assert code == 128 + number, self.text()
+        assert time.monotonic() - begun < WITHIN
+        assert wait_until_gone(self.home, GONE, self.pid) == []
+        assert "Traceback" not in self.text()
+        assert "Run the same command again to go on" in self.text()
+        return self.text()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    forking = Zygote(place)
+    yield lambda name, environ=None, **changes: Command(forking, place / "home", name, environ, **changes)
+    forking.close()
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedulers_sigterm_to_the_whole_group_ends_training_and_says_how_far_it_is(run):
+    """Ctrl-C, and SIGTERM to the command alone, are tested under Prefect in ``tests/flow/test_workers.py``."""
+    command = run("stopped", iterations=500)
+    command.wait_for(lambda: "iteration   1/" in command.text())
+    text = command.stop(signal.SIGTERM, group=True)
+    saved = int(text.split("stopped; campaign stopped has ")[1].split(" of 500 iterations")[0])
+    assert saved >= 1
+    assert "died" not in text  # its workers were told to go as well, which is no accident
+    assert list((command.home / "store" / "staging").iterdir()) == []
+
+
+def test_during_verification_no_verifier_is_left_and_what_was_checked_is_kept(run, place):
+    (place / "slow_verifier.py").write_text(SLOW_VERIFIER)
+    command = run("checking", verify={"verifier": "slow_verifier:check", "workers": 1})
+    shards = (command.home / "store" / "partial").glob
+    command.wait_for(lambda: list(shards("*/verdicts-*")))
+    command.stop(signal.SIGTERM)
+    assert list(shards("*/verdicts-*"))
+
+
+def test_a_second_ctrl_c_ends_at_once(run):
+    command = run("impatient", iterations=500, update={"learning_rate": 2e-3, "minibatch_prompts": 3})
+    command.wait_for(lambda: "iteration   1/" in command.text())
+    os.killpg(command.pid, signal.SIGSTOP)
+    os.kill(command.pid, signal.SIGCONT)  # its workers stand still: a clean end would have to wait for them
+    os.kill(command.pid, signal.SIGINT)
+    time.sleep(1.5)
+    assert command.end(0.0) is None
+    begun = time.monotonic()
+    os.kill(command.pid, signal.SIGINT)
+    assert command.end(WITHIN) == 130, command.text()
+    assert time.monotonic() - begun < 6.0  # a clean end would wait eight for them
+    assert "stopped at once" in command.text()
+    os.killpg(command.pid, signal.SIGCONT)
+    assert wait_until_gone(command.home, GONE, command.pid) == []
+
+
+def test_sigterm_while_prefect_starts(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    process = start(["run", str(tmp_path / "tiny.yaml")], environment(tmp_path / "home"))
+    said = read_until(process, "starting Prefect")
+    time.sleep(1.0)
+    os.kill(process.pid, signal.SIGTERM)
+    said += process.communicate(timeout=60)[0]
+    assert process.returncode == 143, said
+    assert "stopped; campaign tiny has 0 of 2 iterations and 0 finished stages saved" in said
+    assert "Traceback" not in said
+    assert wait_until_gone(tmp_path / "home", GONE, process.pid) == []
+
+
+# -- sharing -----------------------------------------------------------------------------------------------------------------
+
+
+def events(log):
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_two_campaigns_compute_each_artifact_once_and_one_of_them_twice_is_refused(run, place):
+    log = place / "shared.jsonl"
+    both = [run(name, {"CHAOS_LOG": str(log)}, iterations=1, seed=90) for name in ("left", "right")]
+    both[0].wait_for(lambda: events(log))
+    again = run("left", iterations=1, seed=90)
+    assert again.end() == 2
+    assert f"campaign left: already running (process {both[0].pid})" in again.text()
+    assert [command.end() for command in both] == [0, 0], both[0].text() + both[1].text()
+    ran = Counter(event["key"] for event in events(log) if event["event"] == "run")
+    assert len(ran) >= 15
+    assert set(ran.values()) == {1}
+    assert "is computing the same artifact; waiting for it" in both[0].text() + both[1].text()
+
+
+def test_when_the_holder_of_a_lock_is_killed_the_one_that_waits_goes_on(run, place):
+    log = place / "holder.jsonl"
+    holder = run("holder", {"CHAOS_LOG": str(log)}, iterations=1, seed=91)
+    holder.wait_for(lambda: any(event["stage"] == "warmstart" for event in events(log)))
+    os.killpg(holder.pid, signal.SIGSTOP)  # it keeps its locks and gets nowhere
+    waiter = run("waiter", {"CHAOS_LOG": str(log)}, iterations=1, seed=91)
+    waiter.wait_for(lambda: "is computing the same artifact; waiting for it" in waiter.text())
+    os.killpg(holder.pid, signal.SIGKILL)
+    assert holder.end() == -signal.SIGKILL
+    assert waiter.end() == 0, waiter.text()
+    store = waiter.home / "store"
+    assert [path for name in ("staging", "locks") for path in (store / name).iterdir()] == []
+
+
+# -- killing -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_chaos_run():
+    """A handful of the kills of ``make chaos``."""
+    words = ["--kills", "4", "--full", "0", "--iterations", "1", "--seed", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.chaos", *words], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kills"] == 4
+    assert found["identical_digests"] == found["campaigns"] >= 1
+    assert found["re_executed_published_stages"] == found["duplicate_points"] == found["problems"] == 0
