@@ -114,6 +114,22 @@ def test_one_changed_setting_recomputes_what_depends_on_it_and_says_so(hacrl):
     assert ran == 4  # two updates and the evaluations of the two new versions
 
 
+def test_prefect_has_progress_agents_a_summary_and_cached_stages(hacrl):
+    """In the database of the campaign's own server, which is gone by now."""
+    with sqlite3.connect(hacrl.home / "prefect" / "prefect.db") as database:
+        artifacts = dict(database.execute("select key, type from artifact").fetchall())
+        tasks = dict(database.execute("select name, state_name from task_run").fetchall())
+        flows = {name for (name,) in database.execute("select name from flow_run").fetchall()}
+    assert artifacts == {
+        "hacrl-tiny-progress": "progress",
+        "hacrl-tiny-agents": "table",
+        "hacrl-tiny-summary": "markdown",
+    }
+    assert "tiny to iteration 2" in flows
+    assert tasks["tiny: generate ada #0"] == "Completed"
+    assert "Cached" in [state for name, state in tasks.items() if "stages from the store" in name]
+
+
 def test_a_damaged_artifact_is_reported_and_recomputed_with_the_same_content(hacrl):
     path = next((hacrl.home / "store" / "objects" / "verify").glob("*/verdicts.parquet"))
     good = path.read_bytes()
