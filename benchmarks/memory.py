@@ -17,8 +17,7 @@ CASES = {
     "generate 16 × 256": {"stage": "generate"},
     "score 16 × 256": {"stage": "score"},
     "update, default budget": {"stage": "update"},
-    "update, budget 4096": {"stage": "update", "token_budget": 4096},
-    "update, budget 1024": {"stage": "update", "token_budget": 1024},
+    "update, budget 2048": {"stage": "update", "token_budget": 2048},
     "update, checkpointing": {"stage": "update", "token_budget": 4096, "gradient_checkpointing": True},
     "update, LoRA rank 16": {"stage": "update", "lora": {"rank": 16, "alpha": 32}},
 }

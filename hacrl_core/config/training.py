@@ -45,7 +45,7 @@ class UpdateConfig(StrictConfig):
         description="own_first: the learner's own responses, then the foreign ones (paper); mixed: both in each minibatch.",
     )
     token_budget: PositiveInt = Field(
-        2048, description="Padded tokens per microbatch; memory, not results, depends on it."
+        1024, description="Padded tokens per microbatch; memory, not results, depends on it."
     )
     temperature: PositiveFloat = Field(1.0, description="Logits are divided by it before the softmax; as in score.")
     gradient_norm: PositiveFloat = Field(1.0, description="The gradient of a minibatch is clipped to this norm.")
