@@ -336,7 +336,9 @@ def our_clock(agent: Path, folder: str, steps: int) -> Clock:
             "problems": {"kind": "dataset", "path": str(problems), "prompt": "{problem}"}, "prompts_per_iteration": PROMPTS,
             "samples_per_prompt": GROUP, "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
             "verify": {"verifier": "numeric", "tolerance": NEAR}, "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
-            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096}, "tracking": {"enabled": False},
+            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096},
+            "score": {"own": "sampled"},  # TRL, too, makes no pass of its own for old log-probs when each batch is used once
+            "tracking": {"enabled": False},
         }
     )  # fmt: skip
     runner = TimedRunner(Path(folder) / "store")

@@ -27,7 +27,11 @@ class ScoreSlice(StrictConfig):
 
     def identity(self) -> dict[str, Any]:
         whole = self.model_dump(mode="json", exclude={"score", "mismatch_warning"})
-        return {**whole, "score": self.score.model_dump(mode="json", include={"temperature", "autocast"})}
+        return {**whole, "score": self.score.identity()}
+
+    def known(self, row: Mapping[str, Any]) -> bool:
+        """Whether sampling has already said what scoring this response would say."""
+        return self.score.own == "sampled" and row["is_own"] and not self.is_reference
 
 
 def run(
@@ -48,7 +52,8 @@ def run(
     if config.most is not None:
         scorable = scorable[:: max(1, -(-len(scorable) // config.most))]
     # Identical responses to a prompt have identical log-probs: each is scored once.
-    sequences = [TrainSequence(tuple(row["prompt_token_ids"]), tuple(row["token_ids"])) for row in scorable]
+    unknown = [row for row in scorable if not config.known(row)]
+    sequences = [TrainSequence(tuple(row["prompt_token_ids"]), tuple(row["token_ids"])) for row in unknown]
     distinct = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
     scored = score_sequences(
         agent,
@@ -58,7 +63,8 @@ def run(
         autocast=config.score.autocast,
         max_logits_mb=config.score.max_logits_mb,
     )
-    logprobs = [scored[distinct[sequence]] for sequence in sequences]
+    fresh = iter(scored[distinct[sequence]] for sequence in sequences)
+    logprobs = [np.array(row["response_logprobs"]) if config.known(row) else next(fresh) for row in scorable]
     columns: dict[str, list[Any]] = {
         name: [row[name] for row in scorable]
         for name in ("rollout_id", "sampler", "is_own", "prompt_id", "prompt_token_ids", "token_ids", "truncated")
@@ -126,14 +132,15 @@ def _metrics(
     metrics = {
         "score/responses": float(len(rows)),
         "score/unscorable": float(len(rows) - len(scorable)),
-        "score/distinct_share": distinct / max(len(scorable), 1),
+        "score/distinct_share": distinct / max(sum(not config.known(row) for row in scorable), 1),
         "score/truncated_share": float(np.mean(columns["truncated"])) if scorable else 0.0,
     }
     if own:
+        metrics["score/own_mean_logprob"] = float(np.mean([columns["mean_logprob"][i] for i in own]))
+    if own and config.score.own == "scored":
         differences = np.concatenate([np.abs(logprobs[i] - np.array(scorable[i]["response_logprobs"])) for i in own])
         metrics["score/sampling_mismatch_mean"] = float(differences.mean())
         metrics["score/sampling_mismatch_max"] = float(differences.max())
-        metrics["score/own_mean_logprob"] = float(np.mean([columns["mean_logprob"][i] for i in own]))
     return metrics
 
 

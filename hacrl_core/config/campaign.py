@@ -127,6 +127,13 @@ class CampaignConfig(StrictConfig):
                 f"generate.temperature {generate.temperature:g} differs from score.temperature {score.temperature:g}: "
                 "the policy that learns would not be the one that sampled; set generate, score and update to one temperature"
             )
+        whole = generate.temperature == 1 or (generate.top_p == 1 and generate.top_k == 0)
+        exact = generate.engine.kind == "builtin" and generate.engine.dtype == "float32" and score.autocast == "none"
+        if score.own == "sampled" and not (exact and whole):
+            raise ValueError(
+                "score.own sampled: only the built-in engine in float32 samples with the trainer's own numbers, and only an uncut "
+                "distribution (temperature 1, or top_p 1 and top_k 0) is the policy; set score.own to scored"
+            )
         for name in ("temperature", "autocast"):
             scored, updated = getattr(score, name), getattr(update, name)
             if scored != updated:

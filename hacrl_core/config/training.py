@@ -1,6 +1,6 @@
 """Settings of the stages that run the learner's weights: score and update."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -19,9 +19,19 @@ class ScoreConfig(StrictConfig):
     autocast: Autocast = Field(
         "none", description="bf16: the body of the model runs in bfloat16 (CUDA), the head in float32."
     )
+    own: Literal["scored", "sampled"] = Field(
+        "scored",
+        description="sampled: take the log-probs of the learner's own responses from sampling instead of a pass of their own; "
+        "built-in engine in float32 only. Saves that pass, gives up the check of sampling against scoring.",
+    )
     max_logits_mb: PositiveInt = Field(
         256, description="Largest logits held for one response before it is split by tokens."
     )
+
+    def identity(self) -> dict[str, Any]:
+        """What changes the numbers. The default of ``own`` is left out: keys from before it existed stay valid."""
+        kept = {"temperature", "autocast"} | ({"own"} if self.own == "sampled" else set())
+        return self.model_dump(mode="json", include=kept)
 
 
 class LoraConfig(StrictConfig):
