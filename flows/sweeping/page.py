@@ -1,0 +1,161 @@
+"""Writes docs/results.md from the store: every number in it comes from manifests, nothing is trained again.
+
+``python -m flows.sweeping.page --home HOME``; ``make reproduce`` runs the sweeps first.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from flows.home import Home
+from flows.sweeping.claims import Answered, Claim, answer_claims, drawdown
+from flows.sweeping.comparison import Comparison
+from flows.sweeping.jobs import STAGES
+from flows.sweeping.pictures import draw_costs, draw_curves, draw_forest
+from flows.sweeping.report import SweepReport, make_report
+from flows.sweeping.results import CellResult
+from flows.sweeping.tables import cells_csv, summary_csv
+from hacrl_core.config.sweep import load_sweep
+from hacrl_core.contracts.manifest import digest_of
+from stages.spec import find_stage
+
+SWEEPS = ("tuning", "main", "ablations", "extensions", "answers", "gap", "three")
+_MECHANISMS = {
+    "no_omega_advantage": "the capability-aware advantage",
+    "no_omega_gradient": "ω in the gradient",
+    "alpha_0": "the exponent α",
+    "no_stepwise": "stepwise clipping",
+}
+CLAIMS = (
+    Claim("Both agents end better under HACPO than under GSPO", "hacpo", "gspo"),
+    Claim("Both agents end better under HACPO than under GSPO×2, at half its rollouts", "hacpo", "gspo_x2"),
+    Claim("Naive sharing (foreign responses as one's own) is worse than GSPO", "naive", "gspo", "lower"),
+    Claim("Naive sharing (ratio to the sampler) is worse than GSPO", "naive_sampler_ratio", "gspo", "lower"),
+)
+REMOVALS = tuple(
+    Claim(f"Removing {what} hurts both agents", name, "hacpo", "lower") for name, what in _MECHANISMS.items()
+)
+STABILITY = (
+    Claim(
+        "Without clipping, training is unstable: the reward falls further from its best",
+        "no_clipping",
+        "hacpo",
+        "higher",
+        drawdown,
+    ),
+    Claim("Without clipping, both agents end worse", "no_clipping", "hacpo", "lower"),
+)
+EXTENSIONS = tuple(
+    Claim(f"{method} beats {other}", name, against)
+    for name, method in (
+        ("pessimistic", "Pessimistic"),
+        ("calibrated", "Calibrated"),
+        ("calibrated_pessimistic", "Both"),
+    )
+    for against, other in (
+        ("hacpo", "HACPO"),
+        ("gspo_x2", "GSPO×2"),
+        ("naive", "Naive (as own)"),
+        ("naive_sampler_ratio", "Naive (ratio to sampler)"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template may ask for."""
+
+    reports: Mapping[str, SweepReport]
+
+    def has(self, sweep: str) -> bool:
+        return sweep in self.reports and bool(self.reports[sweep].comparisons)
+
+    def of(self, sweep: str, variant: str, agent: str) -> Comparison:
+        return next(c for c in self.reports[sweep].comparisons if (c.variant, c.agent) == (variant, agent))
+
+    def claims(self, claims: tuple[Claim, ...]) -> list[Answered]:
+        """Over all cells of the same task, whichever sweep ran them; a cell that several sweeps have counts once."""
+        cells: dict[tuple[str, int], CellResult] = {}
+        for name in ("main", "ablations", "extensions"):
+            if name in self.reports:
+                cells.update({(r.variant, r.seed): r for r in self.reports[name].results})
+        return answer_claims(claims, list(cells.values()), self.agents)
+
+    @property
+    def agents(self) -> list[str]:
+        return self.reports["main"].agents
+
+    def start(self, agent: str, sweep: str = "main") -> float:
+        first = {r.seed: r.agents[agent].before for r in self.reports[sweep].results}
+        return 100 * sum(first.values()) / len(first)
+
+    def average(self, sweep: str, variant: str, agent: str, metric: str) -> float:
+        """A diagnostic's mean over iterations and seeds."""
+        cells = [r for r in self.reports[sweep].results if r.variant == variant]
+        values = [v for r in cells if (v := r.agents[agent].average(metric)) is not None]
+        return sum(values) / len(values) if values else float("nan")
+
+    def hours(self) -> float:
+        return sum(r.stage_seconds for report in self.reports.values() for r in report.results) / 3600
+
+    def commits(self) -> list[str]:
+        found = {c[:12] for report in self.reports.values() for r in report.results for c in r.commits if c}
+        return sorted(found)
+
+    def packages(self) -> str:
+        first = next(r for report in self.reports.values() for r in report.results)
+        return ", ".join(f"{name} {version}" for name, version in sorted(first.packages.items()))
+
+    def versions(self) -> str:
+        return ", ".join(f"{name} {find_stage(name).version}" for name in STAGES)
+
+    def digest(self, sweep: str) -> str:
+        """One digest for all final versions of a sweep's agents: equal digests, equal weights everywhere."""
+        rows = [
+            (r.variant, r.seed, a, found.version) for r in self.reports[sweep].results for a, found in r.agents.items()
+        ]
+        return digest_of(sorted(rows))[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, default=None)
+    parser.add_argument("--sweeps", type=Path, default=Path("configs/sweeps"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    options = parser.parse_args()
+    home = Home.find(options.home)
+    reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in SWEEPS}
+    write_page({name: report for name, report in reports.items() if report.results}, options.docs)
+
+
+def write_page(reports: Mapping[str, SweepReport], docs: Path) -> None:
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, report in reports.items():
+        _write_files(name, report, folder)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
+    environment.filters["percent"] = lambda value: f"{100 * value:.1f}"
+    template = environment.from_string((folder / "template.md").read_text())
+    sets: dict[str, Any] = {"CLAIMS": CLAIMS, "REMOVALS": REMOVALS, "STABILITY": STABILITY, "EXTENSIONS": EXTENSIONS}
+    (docs / "results.md").write_text(template.render(page=Page(reports), reports=reports, **sets))
+
+
+def _write_files(name: str, report: SweepReport, folder: Path) -> None:
+    (folder / f"{name}-cells.csv").write_text(cells_csv(report.results))
+    if not report.comparisons:
+        return
+    (folder / f"{name}-summary.csv").write_text(summary_csv(report.comparisons))
+    (folder / f"{name}-table.tex").write_text(report.accuracy().latex())
+    draw_forest(report.comparisons, report.labels, report.baseline, report.agents, folder / f"{name}-forest.png")
+    if name in ("main", "extensions"):
+        draw_curves(report.results, report.variants, report.labels, report.agents, folder / f"{name}-curves.png")
+        draw_costs(report.results, report.variants, report.labels, folder / f"{name}-costs.png")
+
+
+if __name__ == "__main__":
+    main()
