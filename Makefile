@@ -36,6 +36,14 @@ demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent tog
 demo-real-vllm: .venv/real-ready vllm  ## The same with vLLM as the sampling engine
 	@$(BIN)/hacrl run configs/demo-real-vllm.yaml
 
+# What a cut-off leaves is complete seeds of the sweeps that came first.
+reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then docs/results.md; hours, resumable
+	@for sweep in tuning main extensions ablations answers gap three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
+	@$(BIN)/python -m flows.sweeping.page
+
+results: setup  ## docs/results.md again, from the store alone
+	@$(BIN)/python -m flows.sweeping.page
+
 test: setup  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -91,4 +99,4 @@ lock: setup  ## Renew the pins in the lock files
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
+.PHONY: help setup demo reproduce results test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean

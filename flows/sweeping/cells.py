@@ -1,47 +1,54 @@
 """Runs a cell in the process it is called in: stage after stage, engines and tokenizers kept warm from cell to cell."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from flows.calls import Calls, Planned
 from flows.campaign import run_campaign
+from flows.divergence import Watch
 from flows.records import Record
-from flows.replay import Done, bind
+from flows.replay import Done, Observers
+from flows.running import PlainRunner, StageRunner
 from flows.sweeping.jobs import Job, Tally, mark_finished
+from flows.turns import Placement, turns_of
+from flows.workers import Events, Worker
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems
 from stages.runner import Outcome, run_stage
-from stages.spec import Context
+from stages.spec import Context, StageCall
 
 
-class CellRunner:
-    """Every stage on the spot. Each agent has its own warm things, which live as long as the process."""
+class InlineRunner(StageRunner):
+    """Every stage at once, on the spot."""
 
-    def __init__(self, store: Store, config: CampaignConfig, context: Context, record: Record | None = None) -> None:
+    def _schedule(self, planned: Planned) -> Done:
+        return Done(self.perform(planned), planned)
+
+
+class Here:
+    """Stands in for an agent's worker process: runs its stages in this one, with warm things of its own."""
+
+    def __init__(self, store: Store, context: Context) -> None:
+        self._store, self._context = store, context
+
+    def run(self, call: StageCall, events: Events) -> Outcome:
+        return run_stage(self._store, call, self._context)
+
+    def stop(self, *, now: bool = False) -> None:
+        pass  # what is warm serves the next cell
+
+
+class Count:
+    """Adds up what the stages of a job did."""
+
+    def __init__(self) -> None:
         self.tally = Tally()
-        self._store, self._config, self._context, self._record = store, config, context, record
 
-    def submit(self, planned: Planned) -> Done:
-        call = bind(planned)
-        context = self._context
-        if call.agent:
-            context = replace(context, warm=context.warm.setdefault(call.agent, {}), device=self._device(call.agent))
-        outcome = run_stage(self._store, call, context)
-        self._count(call.stage, outcome)
-        if self._record is not None:
-            self._record.add(call, outcome)
-        return Done(outcome)
-
-    def iteration_done(self, iteration: int) -> None:
-        self._context.progress(iteration + 1, self._config.iterations, self._config.name)
-
-    def _device(self, agent: str) -> str:
-        chosen = self._config.agents[agent].device
-        return self._context.device if chosen == "auto" else chosen
-
-    def _count(self, stage: str, outcome: Outcome) -> None:
+    def finished(self, call: StageCall, outcome: Outcome) -> None:
         new = Tally(ran=int(not outcome.cached), cached=int(outcome.cached), seconds=outcome.seconds)
-        if stage == "generate" and not outcome.cached:
+        if call.stage == "generate" and not outcome.cached:
             responses, tokens = (int(outcome.metrics[f"generate/{name}"]) for name in ("responses", "tokens"))
             new = replace(new, rollouts_sampled=responses, tokens_sampled=tokens)
         self.tally += new
@@ -49,15 +56,54 @@ class CellRunner:
 
 def run_job(job: Job, store: Store, context: Context) -> Tally:
     """A whole cell, with the same record that ``hacrl run`` would leave; or one agent's first version."""
-    config = job.config
+    config, count = job.config, Count()
     calls = Calls(config, load_problems(config.problems).content_digest)
     if job.origin is not None:
-        runner = CellRunner(store, config, context)
-        runner.submit(calls.origin(job.origin))
+        planned = calls.origin(job.origin)
+        call = StageCall(planned.stage, dict(planned.config), {}, planned.seed, planned.agent)
+        count.finished(call, run_stage(store, call, _context_of(job.origin, config, context)))
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
-        return replace(runner.tally, cached=-runner.tally.ran)
+        return replace(count.tally, cached=-count.tally.ran)
     with Record(job.folder, config) as record:
-        runner = CellRunner(store, config, context, record)
-        run_campaign(config, calls, runner)
+        observers = Observers(finished=count.finished, events=Events(warn=context.warn))
+        workers = _workers(config, store, context)
+        kind = PlainRunner if _wants_processes(config) else InlineRunner
+        watch = Watch(config.divergence, context.warn)
+        runner = kind(store, record, workers, config.runtime.retries, observers, watch)  # type: ignore[arg-type]
+        complete = False
+        try:
+            run_campaign(config, calls, runner)
+            runner.finish()
+            complete = True
+        finally:
+            for worker in workers.values():
+                worker.stop(now=not complete)
         mark_finished(job, record.entries())
-    return runner.tally
+    return count.tally
+
+
+def _wants_processes(config: CampaignConfig) -> bool:
+    """GPUs are handed out by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``."""
+    return any(agent.gpus for agent in config.agents.values())
+
+
+def _workers(config: CampaignConfig, store: Store, context: Context) -> Mapping[str, Any]:
+    if not _wants_processes(config):
+        return {agent: Here(store, _context_of(agent, config, context)) for agent in config.agents}
+    turns = turns_of(config)
+    return {
+        name: Worker(
+            name,
+            store.root,
+            threads=config.runtime.threads_per_agent,
+            place=Placement(agent.device, agent.gpus, agent.attention),
+            turn=turns.get(name),
+        )
+        for name, agent in config.agents.items()
+    }
+
+
+def _context_of(agent: str, config: CampaignConfig, context: Context) -> Context:
+    settings = config.agents[agent]
+    device = context.device if settings.device == "auto" else settings.device
+    return replace(context, warm=context.warm.setdefault(agent, {}), device=device, attention=settings.attention)

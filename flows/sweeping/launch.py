@@ -24,8 +24,19 @@ from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.config.sweep import Cell, Sweep
 from hacrl_core.errors import ConfigError, HacrlError
 
-Perform = Callable[[Job], Tally]
-Execute = Callable[[Sweep, Sequence[Job], Perform, Home], None]
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, and how: whoever schedules it calls ``perform`` on each job, and ``abort`` when told to stop."""
+
+    name: str
+    jobs: Sequence[Job]
+    concurrency: int
+    perform: Callable[[Job], Tally]
+    abort: Callable[[], None]
+
+
+Execute = Callable[[Work, Home], None]
 
 
 @dataclass
@@ -110,8 +121,9 @@ def _run(
         return tally
 
     complete = False
+    work = Work(sweep.config.name, jobs, sweep.config.concurrency, perform, lambda: pool.stop(now=True))
     try:
-        execute(sweep, jobs, perform, home)
+        execute(work, home)
         complete = True
     finally:
         pool.stop(now=not complete)
@@ -146,24 +158,40 @@ class Pool:
             worker.stop(now=now)
 
 
-def execute_with_prefect(sweep: Sweep, jobs: Sequence[Job], perform: Perform, home: Home) -> None:
+def execute_with_prefect(work: Work, home: Home) -> None:
     """One flow for the whole sweep, a task for each job; as many at a time as the sweep says."""
     from flows.prefect_server import prefect_api
 
-    with prefect_api(home):
+    with prefect_api(home) as server:
+        if server is None:
+            execute_with_threads(work, home)
+            return
         from flows.sweeping.flow import run_flow
 
-        run_flow(sweep.config.name, jobs, perform, sweep.config.concurrency)
+        try:
+            run_flow(work)
+            return
+        except HacrlError:
+            raise
+        except Exception:
+            if server.answers():
+                raise
+    execute_with_threads(work, home)  # Prefect's server is gone; finished cells are found in the store
 
 
-def execute_with_threads(sweep: Sweep, jobs: Sequence[Job], perform: Perform, home: Home) -> None:
-    """The same without Prefect, for tests and for whoever schedules sweeps by other means."""
-    with ThreadPoolExecutor(sweep.config.concurrency) as threads:
-        for future in [threads.submit(perform, job) for job in jobs]:
-            try:
-                future.result()
-            except HacrlError:
-                continue  # noted by perform; the others go on
+def execute_with_threads(work: Work, home: Home) -> None:
+    """The same where there is no Prefect to talk to."""
+    with ThreadPoolExecutor(work.concurrency) as threads:
+        try:
+            for future in [threads.submit(work.perform, job) for job in work.jobs]:
+                try:
+                    future.result()
+                except HacrlError:
+                    continue  # noted by perform; the others go on
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            work.abort()
+            raise
 
 
 def show_plan(console: Console, sweep: Sweep, plan: Plan) -> None:

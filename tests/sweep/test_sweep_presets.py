@@ -1,0 +1,59 @@
+"""The presets: every file loads, says what it means, and brings the paper's values to its pairs."""
+
+from pathlib import Path
+
+import pytest
+
+from hacrl_core.config.sweep import load_sweep
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
+SWEEPS = sorted(p for p in FOLDER.rglob("*.yaml") if p.name != "tiny-pair.yaml")
+PAIRS = {  # α, δ, δ_step of the paper's table 5
+    "qwen3-4b-pair": (3, 0.2, 0.01),
+    "qwen3-1.7b-4b-base": (1, 0.2, 0.025),
+    "qwen3-4b-8b-base": (3, 0.2, 0.025),
+    "llama3.2-1b-3b": (1, 0.1, 0.01),
+    "qwen3-1.7b-llama3.2-1b": (1, 0.2, 0.025),
+    "qwen3-4b-llama3.2-3b": (1, 0.2, 0.025),
+}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
+def test_every_preset_loads(path):
+    sweep = load_sweep(path)
+    assert sweep.config.compared_with in sweep.variants
+    assert len({c.label for c in sweep.cells}) == len(sweep.cells)
+    assert len(sweep.config.seeds) >= (2 if path.stem == "tuning" else 5)
+
+
+def test_comparisons_do_not_use_the_seeds_of_tuning_and_tuning_is_gspo_alone():
+    tuning = load_sweep(FOLDER / "tuning.yaml")
+    assert all(not c.config.objective(a).share_rollouts for c in tuning.cells for a in c.config.agents)
+    for path in SWEEPS:
+        if path.stem != "tuning":
+            assert not set(tuning.config.seeds) & set(load_sweep(path).config.seeds)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_pairs_keep_their_settings_and_each_ablation_changes_one_thing(pair):
+    alpha, delta, step = PAIRS[pair]
+    cells = {c.variant: c.config for c in load_sweep(FOLDER / "paper" / f"{pair}-ablations.yaml").cells}
+    for learner in cells["hacpo"].agents:
+        whole = cells["hacpo"].objective(learner)
+        assert (whole.alpha, whole.cross_clip_delta, whole.cross_clip_step) == (alpha, pytest.approx(delta), step)
+        for variant, config in cells.items():
+            other = config.objective(learner)
+            changed = {k for k in type(whole).model_fields if getattr(whole, k) != getattr(other, k)}
+            assert len(changed) <= 1, (variant, changed)
+    main = {c.variant: c.config for c in load_sweep(FOLDER / "paper" / f"{pair}-main.yaml").cells}
+    assert main["gspo_x2"].group_size == 2 * main["gspo"].group_size
+    assert main["gspo_x2"].minibatch_size(learner) * 2 == main["gspo"].minibatch_size(learner)
+    assert not main["grpo"].objective(next(iter(main["grpo"].agents))).share_rollouts
+
+
+def test_the_tiny_pair_starts_from_the_published_window():
+    cells = {c.variant: c.config for c in load_sweep(FOLDER / "extensions.yaml").cells}
+    assert [cells["hacpo"].objective(a).cross_clip_delta for a in ("ada", "ben")] == [0.2, 0.2]
+    assert [cells["hacpo_window"].objective(a).cross_clip_delta for a in ("ada", "ben")] == [0.2, 0.5]
+    both = cells["calibrated_pessimistic"].objective("ben")
+    assert (both.pessimistic, both.calibrated_share) == (True, 0.5)
