@@ -19,6 +19,7 @@ from rich.console import Console
 from flows.home import Home
 from flows.sweeping.jobs import Job, Tally, finished_entries, order_jobs
 from flows.sweeping.launch import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
+from flows.sweeping.page import write_page
 from flows.sweeping.report import make_report, write_report
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import load_sweep, nested
@@ -170,6 +171,18 @@ def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, h
     rows = (folder / "cells.csv").read_text().splitlines()
     assert len(rows) == 1 + 4 * 2
     assert (folder / "table.tex").read_text().count(r"\\") == 3
+
+
+def test_the_results_page_is_written_from_the_store_whatever_is_finished(first, place, home, tmp_path):
+    template = Path(__file__).resolve().parents[2] / "docs" / "results" / "template.md"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "template.md").write_text(template.read_text())
+    write_page({"main": make_report(load_sweep(written(place)), home.root)}, tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "Both agents end better under HACPO than under GSPO | not shown" in text
+    assert "2 seeds cannot show it" in text
+    assert "not run" in text
+    assert (tmp_path / "results" / "main-cells.csv").exists()
 
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(place, tmp_path):
