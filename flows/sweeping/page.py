@@ -99,6 +99,14 @@ class Page:
         values = [v for r in cells if (v := r.agents[agent].average(metric)) is not None]
         return sum(values) / len(values) if values else float("nan")
 
+    def settings(self) -> str:
+        """The campaign in a sentence, from its config."""
+        c = self.reports["main"].sweep.cells[0].config
+        return (
+            f"{c.iterations} iterations of {c.prompts_per_iteration} prompts, {c.samples_per_prompt} responses of each agent to each, "
+            f"minibatches of {c.update.minibatch_prompts} prompts, AdamW {c.update.learning_rate:g}."
+        )
+
     def hours(self) -> float:
         return sum(r.stage_seconds for report in self.reports.values() for r in report.results) / 3600
 
@@ -137,7 +145,10 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, report in reports.items():
         _write_files(name, report, folder)
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    texts = jinja2.DictLoader({"findings": (folder / "findings.md").read_text()})
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=texts, keep_trailing_newline=True
+    )
     environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
     environment.filters["percent"] = lambda value: f"{100 * value:.1f}"
     template = environment.from_string((folder / "template.md").read_text())
