@@ -1,5 +1,6 @@
 """Runs a cell in the process it is called in: stage after stage, engines and tokenizers kept warm from cell to cell."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,12 @@ from flows.turns import Placement, turns_of
 from flows.workers import Events, Worker
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.errors import ConfigError
 from hacrl_core.problems import load_problems
 from stages.runner import Outcome, run_stage
 from stages.spec import Context, StageCall
+
+PATIENCE_SECONDS = 30.0
 
 
 class InlineRunner(StageRunner):
@@ -64,7 +68,7 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         count.finished(call, run_stage(store, call, _context_of(job.origin, config, context)))
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
         return replace(count.tally, cached=-count.tally.ran)
-    with Record(job.folder, config) as record:
+    with _open_record(job) as record:
         observers = Observers(finished=count.finished, events=Events(warn=context.warn))
         workers = _workers(config, store, context)
         kind = PlainRunner if _wants_processes(config) else InlineRunner
@@ -80,6 +84,18 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
                 worker.stop(now=not complete)
         mark_finished(job, record.entries())
     return count.tally
+
+
+def _open_record(job: Job) -> Record:
+    """A process of a killed sweep takes a moment to notice that it is orphaned; until then it holds its cell's record."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return Record(job.folder, job.config)
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _wants_processes(config: CampaignConfig) -> bool:
