@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from hacrl_core.artifacts import ArtifactRef
@@ -36,13 +35,14 @@ def generate_resumable(
         shard = requests[start : start + size]
         kept = context.partial if keep_all or len(requests) > size else None
         path = None if kept is None else kept / f"responses-{start:07d}.json"
-        asked = digest_of([asdict(request) for request in shard])
-        rows = read_shard(path, asked)
+        asked = "" if path is None else digest_of([vars(request) for request in shard])
+        rows = None if path is None else read_shard(path, asked)
         if rows is None:
             done = engine.generate(
                 agent.path, agent.digest, shard, params, _progress(context, len(results), len(requests))
             )
-            write_shard(path, asked, [asdict(row) for row in done])
+            if path is not None:
+                write_shard(path, asked, [vars(row) for row in done])
         else:
             done = [_restored(Generation, row) for row in rows]
         results += done

@@ -95,11 +95,12 @@ def run(
     metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
     after = trainer.trained()
+    weights = sum(p.numel() * p.element_size() for p in agent.model.parameters())
 
     def published(ref: ArtifactRef) -> None:
         if after is not None:
             keep_agent(context.warm, after, ref.path, ref.digest, device=context.device)
-        give_back_memory()  # gradient, moments and activations are gone by now
+        give_back_memory(weights)  # gradient, moments and activations are gone by now
 
     return Result(metrics, published=published)
 

@@ -154,7 +154,8 @@ def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[
 def read_table(path: Path, schema: TableSchema) -> pa.Table:
     """Read one table, refusing another schema or version."""
     try:
-        table = pq.read_table(path, memory_map=False)
+        # Threads cost more than they save on a table of a few hundred kilobytes.
+        table = pq.read_table(path, memory_map=False, use_threads=path.stat().st_size > 4 << 20)
     except (OSError, pa.ArrowInvalid) as problem:
         raise ContractError(
             f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again"
@@ -186,7 +187,7 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
                     f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite, the first in "
                     f"{_first_not_finite(table, schema, field.name)}; nothing was written"
                 )
-    distinct = table.select(schema.unique).group_by(list(schema.unique)).aggregate([]).num_rows
+    distinct = table.select(schema.unique).group_by(list(schema.unique), use_threads=False).aggregate([]).num_rows
     if distinct != table.num_rows:
         raise ContractError(
             f"{schema.tag} {path.name}: {table.num_rows - distinct} rows repeat {'+'.join(schema.unique)}; each may appear once"

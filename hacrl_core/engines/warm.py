@@ -19,6 +19,7 @@ from hacrl_core.engines.factory import create_engine
 from hacrl_core.engines.protocols import GenerationEngine
 from hacrl_core.rendering import tokenizer_fingerprint
 
+_WORTH_GIVING_BACK = 64 << 20  # bytes of weights; gradient, moments and activations are a multiple of that
 Warm = dict[str, Any]
 # The first version's files are written by another hand than the later ones', and KL needs both in every iteration.
 MOST_TOKENIZERS = 3
@@ -103,8 +104,13 @@ def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEn
     return engine
 
 
-def give_back_memory() -> None:
-    """Return what was freed to the system. An update frees gigabytes, and the C library and CUDA's allocator keep them for next time."""
+def give_back_memory(of: int | None = None) -> None:
+    """Return what was freed to the system. An update frees gigabytes, and the C library and CUDA's allocator keep them for next time.
+
+    After an update of a model of few bytes (``of``) that is not worth it: the next one would ask for every page again.
+    """
+    if of is not None and of < _WORTH_GIVING_BACK:
+        return
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # no glibc
