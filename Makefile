@@ -60,7 +60,7 @@ vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is 
 	@bash infra/vllm/install.sh
 
 test-vllm: vllm  ## Test the vLLM engine for real
-	@$(BIN)/pytest tests/vllm
+	@$(BIN)/pytest -m vllm tests/vllm tests/views
 
 test-vllm-smoke: vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"

@@ -100,6 +100,10 @@ def serve_mlflow(options: argparse.Namespace) -> None:
         os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
         os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = destination
     os.environ["_MLFLOW_SGI_NAME"] = "uvicorn"
+    if store == Home.find().tracking_uri:
+        from flows.database import ensure_database
+
+        ensure_database(Home.find())
     initialize_backend_stores(store, store, files)  # makes or migrates the tables
     import uvicorn
     from mlflow.server.fastapi_app import app

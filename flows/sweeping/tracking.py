@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from flows.database import ensure_database
 from flows.home import Home
 from flows.sweeping.jobs import Job, finished_entries
 from flows.tracking import Projection, clean_name, find_experiment, quiet_environment, tracking_uri
@@ -77,6 +78,8 @@ class SweepTracker:
 
             first = self._sweep.cells[0].config
             uri = tracking_uri(first, self._home)
+            if uri == self._home.tracking_uri:
+                ensure_database(self._home)
             client = MlflowClient(tracking_uri=uri)
             name = self._sweep.config.name
             experiment = find_experiment(client, first.tracking.experiment, uri, self._home)
