@@ -2,12 +2,15 @@
 millisecond, a task run twenty."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any
 
+import httpx
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import CrashedRun, MissingResult, UnfinishedRun
 from prefect.futures import PrefectFuture
 from prefect.states import Completed
 
@@ -21,20 +24,32 @@ from flows.workers import Worker, WorkerDied
 from hacrl_core.artifacts import Store
 from stages.runner import Outcome
 
+# What Prefect says when it lost a run, not when a stage failed: its server forgot, refused or was too slow.
+LOST = (UnfinishedRun, CrashedRun, MissingResult, httpx.HTTPError)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Running:
     future: PrefectFuture[Outcome]
     planned: Planned
+    perform: Callable[[], Outcome]
+    _again: Outcome | None = None
+    _lock: Lock = field(default_factory=Lock)
 
     def outcome(self) -> Outcome:
-        return self.future.result()
+        """The store is the truth: where Prefect lost the run, the stage is looked up or run without it."""
+        try:
+            return self.future.result()
+        except LOST:
+            with self._lock:  # several stages may wait for this one
+                self._again = self._again or self.perform()
+                return self._again
 
     def done(self) -> bool:
         return self.future.state.is_final()
 
     def failed(self) -> bool:
-        return self.future.state.is_failed()
+        return self.future.state.is_failed() or self.future.state.is_crashed()
 
 
 class PrefectRunner(StageRunner):
@@ -75,7 +90,8 @@ class PrefectRunner(StageRunner):
             retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self._retries)] or None,
             retry_condition_fn=_worker_died,
         )
-        return Running(run_one.submit(partial(self.perform, planned), wait_for=waits), planned)
+        perform = partial(self.perform, planned)
+        return Running(run_one.submit(perform, wait_for=waits), planned, perform)
 
 
 @task(persist_result=False, cache_policy=NO_CACHE)
