@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from flows.records import read_entries
 from flows.replay import Observers, joined
 from flows.running import PlainRunner, StageRunner, first_error
 from flows.stopping import heed_signals
-from flows.storing.collecting import collect_as_it_runs
+from flows.storing.collecting import collector
 from flows.tracker import Tracker
 from flows.turns import Placement, turns_of
 from flows.workers import Worker, stop_workers
@@ -72,7 +72,8 @@ def run_session(config: CampaignConfig, home: Home, runner: type[StageRunner]) -
 
 def _run(session: Session, tracker: Tracker | None, kind: type[StageRunner]) -> tuple[int, int]:
     config = session.config
-    observers = joined(session.display.observers(), session.log.observers(), _after_iterations(session, tracker))
+    shown = joined(session.display.observers(), session.log.observers())
+    observers = joined(shown, _after_iterations(session, tracker, shown.events.warn))
     turns = turns_of(config)
     workers = {
         name: Worker(
@@ -105,13 +106,14 @@ def _run(session: Session, tracker: Tracker | None, kind: type[StageRunner]) -> 
     return session.display.counts()
 
 
-def _after_iterations(session: Session, tracker: Tracker | None) -> Observers:
+def _after_iterations(session: Session, tracker: Tracker | None, warn: Callable[[str], None]) -> Observers:
     """After each iteration, what finished since the last one goes to MLflow in one batch per run, and old versions go as the policy says."""
+    collect = collector(session.home, session.store, session.record, warn)
 
     def iteration_done(iteration: int) -> None:
         if tracker is not None:
             tracker.log(session.record.entries_since_last_call())
-        collect_as_it_runs(session.home, session.store, session.config, session.record.entries())
+        collect(iteration)
 
     return Observers(iteration=iteration_done)
 

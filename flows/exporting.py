@@ -45,7 +45,8 @@ def export_agent(home: Home, name: str, folder: Path) -> Exported:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        _copy(store.manifest(subject.version.stage, subject.version.key), subject.version.path, draft)
+        with store.reading([subject.version]):  # nobody collects it meanwhile
+            _copy(store.manifest(subject.version.stage, subject.version.key), subject.version.path, draft)
         _stop_tokens(draft)
         _chat_template(draft, subject.chat_template)
         (draft / "README.md").write_text(model_card(store, home, subject.name, subject.version), encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.artifacts.locks import holder, try_exclusive
+from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Identity, changed_fields
 from hacrl_core.errors import ArtifactError, ConfigError
@@ -42,17 +42,21 @@ class Record:
     def __init__(self, folder: Path, config: CampaignConfig) -> None:
         self.folder, self.config = folder, config
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = try_exclusive(folder / "running.lock")
+        self._lock = try_exclusive(folder / "running.lock", patience=1.0)  # others only look, for a moment
         if self._lock is None:
             raise ConfigError(
                 f"campaign {config.name}: already running ({holder(folder / 'running.lock')}); wait for it, or give this one another name"
             )
-        self._before = {entry.label: entry for entry in read_entries(folder)}
         self._now: dict[str, Entry] = {}
         self._fresh: list[Entry] = []
         self._writing = threading.Lock()
-        _replace(folder / "config.json", config.model_dump_json(indent=1))
-        self._file = _open_to_append(folder / "stages.jsonl")
+        try:
+            self._before = {entry.label: entry for entry in read_entries(folder)}
+            _replace(folder / "config.json", config.model_dump_json(indent=1))
+            self._file = _open_to_append(folder / "stages.jsonl")
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def add(self, call: StageCall, outcome: Outcome) -> Entry:
         entry = Entry(
@@ -97,10 +101,12 @@ class Record:
             return fresh
 
     def close(self) -> None:
-        self._file.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        try:
+            self._file.close()
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def __enter__(self) -> "Record":
         return self
@@ -131,14 +137,7 @@ def read_campaign(folder: Path) -> CampaignConfig:
 
 
 def is_running(folder: Path) -> bool:
-    lock = folder / "running.lock"
-    if not lock.exists():
-        return False
-    handle = try_exclusive(lock)
-    if handle is None:
-        return True
-    os.close(handle)
-    return False
+    return is_held(folder / "running.lock")
 
 
 def reference(store: Store, entry: Entry) -> ArtifactRef:

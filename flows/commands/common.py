@@ -1,5 +1,6 @@
 """What all commands share: their options, and one line instead of a traceback."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -9,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from flows.home import Home
 from flows.stopping import Stop, heed_signals
-from hacrl_core.errors import HacrlError
+from hacrl_core.artifacts.disk import disk_full, is_disk_full
+from hacrl_core.errors import HacrlError, StageError
 
 HomeOption = Annotated[
     Path | None,
@@ -35,8 +38,12 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             with heed_signals():
                 command(*args, **kwargs)
         except HacrlError as problem:
-            Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(problem))}", highlight=False)
-            raise typer.Exit(problem.exit_code) from None
+            raise _in_one_line(str(problem), problem.exit_code) from None
+        except OSError as problem:
+            if not is_disk_full(problem):
+                raise
+            place = problem.filename or Home.find(kwargs.get("home")).root
+            raise _in_one_line(disk_full(Path(os.fsdecode(place))), StageError.exit_code) from None
         except KeyboardInterrupt as stop:
             notes = getattr(stop, "__notes__", ["everything finished so far is saved"])
             Console(stderr=True, soft_wrap=True).print(
@@ -45,3 +52,8 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(stop.exit_code if isinstance(stop, Stop) else 130) from None
 
     return wrapped
+
+
+def _in_one_line(problem: str, exit_code: int) -> typer.Exit:
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(problem)}", highlight=False)
+    return typer.Exit(exit_code)

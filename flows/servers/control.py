@@ -66,7 +66,7 @@ def down(console: Console, home: Home, *, force: bool = False) -> None:
     guests = [name for name, pid in campaigns if pid not in {process.pid for process in ours}]
     if guests and not force:
         raise ConfigError(
-            f"campaign {guests[0]}: runs in a terminal and uses these servers; wait for it, stop it with Ctrl-C, or hacrl down --force"
+            f"{guests[0]}: runs in a terminal and uses these servers; wait for it, stop it with Ctrl-C, or hacrl down --force"
         )
     begun = time.monotonic()
     with console.status("ending the servers …"):
@@ -76,7 +76,7 @@ def down(console: Console, home: Home, *, force: bool = False) -> None:
     state_file(home).unlink(missing_ok=True)
     for name, pid in campaigns:
         if pid in {process.pid for process in ours}:
-            console.print(f"campaign {name} was stopped; its next run goes on where it was")
+            console.print(f"{name} was stopped; its next run goes on where it was")
     hard = f", {len(killed)} of them killed" if killed else ""
     console.print(f"ended {len(ours)} processes{hard} in {time.monotonic() - begun:.1f} s")
 
@@ -232,12 +232,14 @@ def _last_words(home: Home, name: str) -> str:
 
 def _running_campaigns(home: Home) -> Iterator[tuple[str, int]]:
     from flows.records import is_running
+    from flows.storing.survey import campaign_places, running_sweeps
     from hacrl_core.artifacts.locks import holder
 
-    for folder in sorted(home.campaigns.glob("*")):
-        if is_running(folder):
-            number = holder(folder / "running.lock").rpartition(" ")[2]
-            yield folder.name, int(number) if number.isdigit() else 0
+    cells = filter(is_running, campaign_places(home))
+    sweeps = [(f"sweep {folder.name}", folder) for folder in running_sweeps(home)]
+    for name, folder in [*sweeps, *((f"campaign {f.relative_to(home.campaigns).as_posix()}", f) for f in cells)]:
+        number = holder(folder / "running.lock").rpartition(" ")[2]
+        yield name, int(number) if number.isdigit() else 0
 
 
 def _wait_for_end(process: Process, seconds: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from flows.home import Home
 from flows.servers.credentials import client_environment, find_credentials, require_credentials
 from flows.servers.processes import children
-from flows.servers.state import POOL
+from flows.servers.state import POOL, reachable
 from hacrl_core.errors import HacrlError
 
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -86,9 +86,9 @@ def serve_mlflow(options: argparse.Namespace) -> None:
     from flows.tracking import quiet_environment  # it brings pyarrow along, which Prefect and the worker do without
 
     quiet_environment()
-    os.environ.setdefault(
-        "MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(f"{name}{port}" for name in _names(options) for port in ("", ":*"))
-    )
+    # With a port it is a pattern, in which the bracket of an IPv6 address stands for itself only in brackets.
+    hosts = [host for name in _names(options) for host in (name, name.replace("[", "[[]") + ":*")]
+    os.environ.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(hosts))
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
 
@@ -147,8 +147,10 @@ def _stop_campaigns_first(stop_worker: Any) -> None:
 
 def _names(options: argparse.Namespace) -> list[str]:
     """Names under which a browser or client may speak of this server; the first is the one that we say."""
+    own = [reachable(options.host)]  # where our own health checks go
+    names = [f"[{name}]" if ":" in name and name[0] != "[" else name for name in options.name or []]
     local = ["127.0.0.1", "localhost"]
-    return list(dict.fromkeys([*(options.name or []), *local]))
+    return list(dict.fromkeys([*names, *own, *local]))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """``hacrl store gc``: shows what would go, and on ``--yes`` lets it go."""
 
 from collections import defaultdict
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +11,7 @@ from flows.records import read_campaign
 from flows.storing.checking import size_text
 from flows.storing.collecting import Candidate, carry_out, plan
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.locks import exclusive
 from hacrl_core.config.keeping import KeepConfig
 
@@ -26,7 +28,14 @@ def clean(
         if candidates:
             console.print("dry run, nothing was deleted; add --yes to delete", highlight=False)
         return
-    with exclusive(store.root / "gc.lock"):  # one at a time
+    with ExitStack() as alone:
+        try:
+            alone.enter_context(exclusive(store.root / "gc.lock"))  # one at a time
+        except OSError as problem:
+            if not is_disk_full(
+                problem
+            ):  # else there is no room for the lock's file: every artifact has a lock of its own
+                raise
         candidates = plan(home, store, policy, campaign, grace)
         _show(console, candidates)
         freed = carry_out(home, store, candidates, grace)

@@ -54,6 +54,11 @@ def campaign_places(home: Home) -> list[Path]:
     return sorted({path.parent for path in home.campaigns.rglob("stages.jsonl")})
 
 
+def running_sweeps(home: Home) -> list[Path]:
+    """Folders of the sweeps that run; their cells are campaigns, but what they make first is in no campaign's record yet."""
+    return sorted(filter(is_running, (home.root / "sweeps").glob("*")))
+
+
 def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
     lines = list(_lines(folder / "stages.jsonl"))
     running = is_running(folder)

@@ -8,9 +8,11 @@ from typing import Any
 from flows.calls import Calls, Planned
 from flows.campaign import run_campaign
 from flows.divergence import Watch
+from flows.home import Home
 from flows.records import Record
 from flows.replay import Done, Observers
 from flows.running import PlainRunner, StageRunner
+from flows.storing.collecting import collector
 from flows.sweeping.jobs import Job, Tally, mark_finished
 from flows.turns import Placement, turns_of
 from flows.workers import Events, Worker
@@ -69,7 +71,8 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
         return replace(count.tally, cached=-count.tally.ran)
     with _open_record(job) as record:
-        observers = Observers(finished=count.finished, events=Events(warn=context.warn))
+        collect = collector(Home(store.root.parent), store, record, context.warn)
+        observers = Observers(finished=count.finished, iteration=collect, events=Events(warn=context.warn))
         workers = _workers(config, store, context)
         kind = PlainRunner if _wants_processes(config) else InlineRunner
         watch = Watch(config.divergence, context.warn)

@@ -238,7 +238,7 @@ def _job(cell: Cell, home: Home) -> Job:
 @contextmanager
 def _alone(sweep: Sweep, home: Home) -> Iterator[None]:
     path = sweep_folder(sweep, home) / "running.lock"
-    handle = try_exclusive(path)
+    handle = try_exclusive(path, patience=1.0)  # others only look, for a moment
     if handle is None:
         raise ConfigError(
             f"sweep {sweep.config.name}: already running ({holder(path)}); wait for it, or rename this one"

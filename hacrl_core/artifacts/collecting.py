@@ -1,7 +1,7 @@
 """Taking artifacts out of the store again: only the files, so that the artifact stays known (collect), or all of it (remove).
 
 Both take the manifest's lock alone, which a stage that reads the artifact shares: what is in use is left alone. Files go into ``trash/`` by
-renaming, so that a crash leaves either the artifact or nothing that counts.
+renaming, so that a crash leaves either the artifact or nothing that counts. A full disk has no room for a trash: there files are unlinked.
 """
 
 import fcntl
@@ -11,9 +11,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.store import COLLECTED, MANIFEST, Store, replace_synced
 from hacrl_core.errors import ArtifactError
 
@@ -30,14 +31,11 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
             return 0  # damaged or newer: not ours to judge here
         files = [path for path in (folder / output.path for output in manifest.outputs) if path.exists()]
         freed = sum(path.stat().st_size for path in files)
-        if not (
-            folder / COLLECTED
-        ).exists():  # first the mark, then the files: a crash between the two is finished by the next call
-            replace_synced(
-                folder / COLLECTED, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n"
-            )
+        # First the mark, then the files: a crash between the two is finished by the next call.
+        if not (folder / COLLECTED).exists():
+            _mark(folder, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n")
         for number, path in enumerate(files):
-            os.rename(path, bin_ / str(number))
+            _throw(path, bin_, str(number))
         for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             path.rmdir()
         return freed
@@ -50,7 +48,7 @@ def remove(store: Store, stage: str, key: str, not_since: float) -> int:
         if not free or last_used(folder) > not_since:
             return 0
         freed = size_of(folder)
-        os.rename(folder, bin_ / "all")
+        _throw(folder, bin_, "all")
         return freed
 
 
@@ -92,10 +90,46 @@ def _alone(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def _mark(folder: Path, text: str) -> None:
+    """That it is collected. Only that the mark is there counts; an empty one needs no block of a full disk."""
+    try:
+        replace_synced(folder / COLLECTED, text)
+    except OSError as problem:
+        if not is_disk_full(problem):
+            raise
+        with suppress(FileNotFoundError):
+            os.unlink(folder / f".{COLLECTED}.draft")
+        (folder / COLLECTED).touch()
+
+
+def _throw(path: Path, bin_: Path | None, name: str) -> None:
+    """Into the trash; straight away where a full disk has no room for it. Of a folder the manifest goes last: what a crash leaves then is
+    met as damaged or removed by the next call."""
+    if bin_ is not None:
+        try:
+            os.rename(path, bin_ / name)
+            return
+        except OSError as problem:
+            if not is_disk_full(problem):
+                raise
+    if not path.is_dir():
+        os.unlink(path)
+        return
+    for file in [p for p in path.rglob("*") if not p.is_dir() and p != path / MANIFEST]:
+        os.unlink(file)
+    shutil.rmtree(path)
+
+
 @contextmanager
-def _trash(store: Store, key: str) -> Iterator[Path]:
+def _trash(store: Store, key: str) -> Iterator[Path | None]:
     place = store.root / "trash" / f"{key[:12]}-{secrets.token_hex(3)}"
-    place.mkdir(parents=True)
+    try:
+        place.mkdir(parents=True)
+    except OSError as problem:
+        if not is_disk_full(problem):
+            raise
+        yield None
+        return
     try:
         yield place
     finally:

@@ -31,22 +31,47 @@ def exclusive(path: Path, on_wait: Callable[[str], None] | None = None) -> Itera
         release(path, handle)
 
 
-def try_exclusive(path: Path) -> int | None:
-    """The open handle of a lock taken without waiting, or None where somebody else holds it. Closing it releases the lock."""
+def try_exclusive(path: Path, patience: float = 0.0) -> int | None:
+    """The open handle of a lock, or None where somebody else holds it for longer than ``patience`` seconds. Closing it releases the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience
+    while (handle := _take(path)) is None and time.monotonic() < deadline:
+        time.sleep(_FIRST_WAIT)
+    return handle
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds this lock; asks for a moment's share of it and writes nothing, so whoever takes it alone should be patient."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _take(path: Path) -> int | None:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, handle):
+                with suppress(OSError):  # a full disk: the text is only for people
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
+                return handle
         except BlockingIOError:
             os.close(handle)
             return None
-        if _is_at(path, handle):
-            break
+        except BaseException:
+            os.close(handle)
+            raise
         os.close(handle)  # its last holder removed it between our open and our flock
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
-    return handle
 
 
 def release(path: Path, handle: int) -> None:

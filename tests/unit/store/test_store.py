@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import pickle
@@ -8,7 +9,7 @@ import pytest
 
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.collecting import collect, remove
-from hacrl_core.artifacts.locks import exclusive, try_exclusive
+from hacrl_core.artifacts.locks import exclusive, is_held, try_exclusive
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
 
@@ -169,3 +170,35 @@ def test_a_lock_dies_with_its_holder_and_says_who_holds_it(tmp_path):
     handle = try_exclusive(tmp_path / "x.lock")
     assert handle is not None
     os.close(handle)
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_lock_is_held_though_its_text_finds_no_room_and_let_go_when_taking_it_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "pwrite", full)
+    handle = try_exclusive(tmp_path / "x.lock")
+    assert handle is not None
+    assert is_held(tmp_path / "x.lock")
+    os.close(handle)
+    assert not is_held(tmp_path / "x.lock")
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pwrite", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        try_exclusive(tmp_path / "x.lock")
+    assert not is_held(tmp_path / "x.lock")
+
+
+def test_collecting_and_removing_need_no_room(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    ref, other = publish(store, identity(a=1)), publish(store, identity(a=2))
+    monkeypatch.setattr(Path, "mkdir", full)
+    monkeypatch.setattr("hacrl_core.artifacts.collecting.replace_synced", full)
+    assert collect(store, "thing", ref.key, "test") == len("hello") + len("1 ms")
+    assert sorted(path.name for path in ref.path.iterdir()) == ["collected.json", "manifest.json"]
+    assert remove(store, "thing", other.key, time.time() + 1) > 0
+    assert not other.path.exists()
