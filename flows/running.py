@@ -16,7 +16,7 @@ from flows.records import Record
 from flows.replay import Done, Observers, bind
 from flows.workers import Stopped, Worker
 from hacrl_core.artifacts import Store
-from hacrl_core.errors import HacrlError, InputGoneError
+from hacrl_core.errors import HacrlError, InputGoneError, StageError
 from stages.runner import Outcome, lookup, run_stage
 from stages.spec import Context, StageCall
 
@@ -98,18 +98,24 @@ class StageRunner(ABC):
     def _restore(self, planned: Planned) -> dict[str, Any]:
         """Run again what made the inputs that are gone, and before it what made *its* inputs, back to files that are there."""
         order: list[Planned] = []
+        digests: list[str] = []
         waiting = [planned]
         while waiting:  # no recursion: a chain of versions may be thousands long
             for handle in waiting.pop().inputs.values():
                 ref = handle.outcome().ref
                 if not self.store.is_whole(ref) and handle.planned not in order:
                     order.append(handle.planned)
+                    digests.append(ref.digest)
                     waiting.append(handle.planned)
         made: dict[str, Outcome] = {}
-        for again in reversed(order):
+        for again, before in zip(reversed(order), reversed(digests), strict=True):
             call = replace(bind(again), restore=True)
             self.observers.started(call, ["its files are needed again"])
-            made[call.label] = self._run(call)
+            outcome = made[call.label] = self._run(call)
+            if outcome.ref.digest != before:  # verdicts, credit and scores of the old content must not meet the new
+                raise StageError(
+                    f"{call.label}: made again, it has other content than before; run the same command again"
+                )
         labels = {role: bind(handle.planned).label for role, handle in planned.inputs.items()}
         return {role: made[label].ref for role, label in labels.items() if label in made}
 

@@ -40,8 +40,9 @@ def _highest_resident() -> int:
 
 def _gpus() -> range:
     """Asking must neither import torch nor wake a GPU up."""
-    torch = sys.modules.get("torch")
-    return range(torch.cuda.device_count() if torch is not None and torch.cuda.is_initialized() else 0)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # another thread may be importing torch just now
+    is_awake = getattr(cuda, "is_initialized", None)
+    return range(cuda.device_count() if cuda is not None and is_awake is not None and is_awake() else 0)
 
 
 def _cuda() -> Any:

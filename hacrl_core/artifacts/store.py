@@ -6,6 +6,7 @@ Collected: a keep policy removed the files and left the manifest, with ``collect
 known, content digest and metrics included, and has nothing to read; recomputing it puts the files back.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -24,11 +25,12 @@ from pydantic import ValidationError
 from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
 from hacrl_core.contracts.manifest import MANIFEST_VERSION, Identity, Manifest, Output, Provenance
 from hacrl_core.contracts.tables import SCHEMAS
-from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
+from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError, StageError
 
 MANIFEST = "manifest.json"
 COLLECTED = "collected.json"
 _CHUNK = 1 << 20
+_TRASH_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Store:
         self.root = root
         self._on_problem = on_problem or (lambda message: None)
         self._verified: set[str] = set() if verified is None else verified
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[
+            str, tuple[int, Manifest]
+        ] = {}  # by key, with the file's inode: another process may replace it
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
@@ -82,9 +86,19 @@ class Store:
         return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
 
     def manifest(self, stage: str, key: str) -> Manifest:
-        if key not in self._manifests:
-            self._manifests[key] = read_manifest(self.folder(stage, key))
-        return self._manifests[key]
+        folder = self.folder(stage, key)
+        inode = _inode(folder / MANIFEST)
+        kept = self._manifests.get(key)
+        if kept is None or kept[0] != inode:
+            if self._manifests.pop(key, None) is not None:
+                self._verified.discard(key)  # made again since we looked
+            found = read_manifest(folder)
+            if (found.stage, found.key, found.identity.key) != (stage, key, key):
+                raise ArtifactError(
+                    f"{folder / MANIFEST}: belongs to {found.stage} {found.key[:12]}; the stage {stage} will run again"
+                )
+            kept = self._manifests[key] = (inode, found)
+        return kept[1]
 
     def vouch(self, ref: ArtifactRef) -> None:
         """A child of this process published it just now and hashed it then: that was its first use."""
@@ -168,14 +182,19 @@ class Store:
                 raise
             shutil.rmtree(staged, ignore_errors=True)  # somebody else published the same key first: theirs stays
             manifest = read_manifest(target)
-        self._manifests[key] = manifest
+        self._manifests[key] = (_inode(target / MANIFEST), manifest)
         self._verified.add(key)
         return ArtifactRef(identity.stage, key, manifest.content_digest, target)
 
     def sweep_staging(self) -> int:
         """Remove staging folders whose maker is gone (its lock is free), and what was on its way out; returns how many."""
         removed = 0
-        shutil.rmtree(self.root / "trash", ignore_errors=True)
+        for old in (self.root / "trash").glob("*"):
+            with suppress(FileNotFoundError):
+                if (
+                    time.time() - old.stat().st_ctime > _TRASH_SECONDS
+                ):  # a younger one may be in use by who collects just now
+                    shutil.rmtree(old, ignore_errors=True)
         for left in (self.root / "staging").glob("*"):
             lock = self.root / "locks" / f"{left.name.split('.')[0]}.lock"
             handle = try_exclusive(lock)
@@ -200,7 +219,7 @@ class Store:
                 raise ArtifactError(
                     f"{path}: {size} bytes, the manifest says {output.bytes}; the stage {manifest.stage} will run again"
                 )
-            if digests and file_sha256(path) != output.sha256:
+            if digests and _sha256_or_problem(path) != output.sha256:
                 raise ArtifactError(
                     f"{path}: content differs from its sha256; the stage {manifest.stage} will run again"
                 )
@@ -237,7 +256,7 @@ class Store:
         (target / COLLECTED).unlink()  # last: until now it counts as collected
         _sync_folder(target)
         shutil.rmtree(staged, ignore_errors=True)
-        self._manifests[first.key] = restored
+        self._manifests[first.key] = (_inode(target / MANIFEST), restored)
         self._verified.add(first.key)
         return ArtifactRef(first.stage, first.key, first.content_digest, target)
 
@@ -260,6 +279,8 @@ class Store:
         except ArtifactError as problem:
             self.set_aside(folder, str(problem))
             return False
+        if manifest.content_digest != ref.digest:  # what else came of the old content must not meet the new
+            raise StageError(f"{folder}: was made again and has other content than before; run the same command again")
         self._verified.add(ref.key)
         return True
 
@@ -270,7 +291,7 @@ def read_manifest(folder: Path) -> Manifest:
         if raw["manifest_version"] > MANIFEST_VERSION:
             raise _newer(folder / MANIFEST, f"manifest version {raw['manifest_version']}", str(MANIFEST_VERSION))
         return Manifest.model_validate(raw)
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as problem:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, ValidationError) as problem:
         kind = type(problem).__name__
         raise ArtifactError(
             f"{folder / MANIFEST}: not a manifest ({kind}); delete the folder and run again"
@@ -294,6 +315,22 @@ def _newer(path: Path, what: str, ours: str) -> NewerArtifactError:
         f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or give this version a "
         "folder of its own with --home"
     )
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return -1
+
+
+def _sha256_or_problem(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as problem:
+        if problem.errno != errno.EIO:
+            raise
+        raise ArtifactError(f"{path}: the disk cannot read it ({problem.strerror})") from problem
 
 
 def file_sha256(path: Path) -> str:

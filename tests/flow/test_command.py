@@ -114,9 +114,9 @@ def test_one_changed_setting_recomputes_what_depends_on_it_and_says_so(hacrl):
     assert ran == 4  # two updates and the evaluations of the two new versions
 
 
-def test_prefect_has_progress_agents_a_summary_and_cached_stages(hacrl):
-    """In the database of the campaign's own server, which is gone by now."""
-    with sqlite3.connect(hacrl.home / "prefect" / "prefect.db") as database:
+def test_prefect_has_progress_agents_a_summary_and_cached_stages(hacrl, prefect_place):
+    """In the database of its server."""
+    with sqlite3.connect(prefect_place / "prefect.db") as database:
         artifacts = dict(database.execute("select key, type from artifact").fetchall())
         tasks = dict(database.execute("select name, state_name from task_run").fetchall())
         flows = {name for (name,) in database.execute("select name from flow_run").fetchall()}

@@ -147,7 +147,7 @@ def test_breakdown_by_the_datasets_tags(hacrl, tmp_path):
     [
         (["nobody"], "agent nobody: neither a folder with a checkpoint (config.json), nor campaign/agent (campaigns"),
         (["tiny/zoe"], "agent zoe: not in campaign tiny; its agents are ada, ben"),
-        (["tiny/ada@9"], "tiny/ada@9: no such version; give the iterations it has behind it, 0 to 2"),
+        (["tiny/ada@9"], "tiny/ada@9: no such version; give latest, best, or the iterations it has behind it, 0 to 2"),
         (["tiny/ada", "-b", "nope"], "--benchmark nope: not known; choose from held_out, math"),
         (["tiny/ada", "-b", "nope.yaml"], "nope.yaml: No such file"),
         (["tiny/ada", "--samples", "3"], "3 greedy samples are all alike"),

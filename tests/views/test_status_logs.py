@@ -181,7 +181,13 @@ def test_following_shows_a_line_as_it_is_written_even_in_two_pieces(tmp_path):
 def test_logs_follow_ends_with_ctrl_c_and_exit_code_zero(seen):
     command = [sys.executable, "-m", "flows.cli", "logs", "seen", "-f", "-n", "1", "--home", str(seen.root)]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A shell's background job ignores Ctrl-C, and so would this child of it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     assert "complete" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
