@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -158,20 +159,12 @@ def show_log(
     if not everything and not following:
         console.print(f"{folder / NAME} is empty: campaign {folder.name} has not run with this version", soft_wrap=True)
     chosen = [line for line in everything if wanted(line)]
-    for line in chosen[-lines:] if lines else chosen:
-        console.print(_coloured(line), soft_wrap=True)
-    if following:
-        _follow(console, folder, len(everything), wanted)
-
-
-def _follow(console: Console, folder: Path, skip: int, wanted: object) -> None:
-    assert callable(wanted)
-    try:
-        for line in follow(folder, skip):
-            if line is not None and wanted(line):
-                console.print(_coloured(line), soft_wrap=True)
-    except KeyboardInterrupt:
-        return
+    with suppress(KeyboardInterrupt) if following else nullcontext():  # Ctrl-C is how one stops looking
+        for line in chosen[-lines:] if lines else chosen:
+            console.print(_coloured(line), soft_wrap=True)
+        for new in follow(folder, len(everything)) if following else ():
+            if new is not None and wanted(new):
+                console.print(_coloured(new), soft_wrap=True)
 
 
 def _coloured(line: Line) -> Text:
