@@ -37,7 +37,8 @@ class Answered:
         for agent, d in self.differences.items():
             p = self.corrected[agent]
             tail = "" if p is None else f", p {p:.3f}"
-            parts.append(f"{agent} {scale * d.mean:+.1f} ({scale * d.low:+.1f} to {scale * d.high:+.1f}{tail})")
+            interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}"
+            parts.append(f"{agent} {scale * d.mean:+.1f} ({interval}; {d.higher} of {d.seeds} seeds up{tail})")
         return "; ".join(parts) or "no finished cells"
 
     def why(self) -> str:

@@ -30,6 +30,7 @@ class Difference:
     high: float
     effect: float | None  # d_z: mean over standard deviation of the differences; None with one seed or no spread
     p: float | None  # two-sided; None with one seed
+    higher: int  # seeds in which the method is above the baseline
 
     @property
     def smallest_p(self) -> float:
@@ -52,6 +53,7 @@ def compare(method_S: Sequence[float], baseline_S: Sequence[float], level: float
         high=high,
         effect=effect_size(differences_S),
         p=sign_flip_p(differences_S) if len(differences_S) > 1 else None,
+        higher=int(np.sum(differences_S > 0)),
     )
 
 

@@ -77,6 +77,7 @@ def test_compare_is_paired():
     better = [0.2, 0.6, 1.0]
     found = compare(better, baseline)
     assert found.mean == pytest.approx(0.1)
+    assert (found.seeds, found.higher) == (3, 3)
     assert found.high - found.low < 1e-9  # spread between seeds does not count, only that of the differences
     with pytest.raises(ValueError, match="3 values against 2"):
         compare(better, baseline[:2])
