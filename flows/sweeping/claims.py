@@ -32,19 +32,20 @@ class Answered:
     corrected: Mapping[str, float | None]  # p by agent, after Holm's correction over all claims answered together
     family: int
 
-    def numbers(self, scale: float = 100.0) -> str:
+    def numbers(self, scale: float = 100.0, *, with_p: bool = True) -> str:
         parts = []
         for agent, d in self.differences.items():
             p = self.corrected[agent]
-            tail = "" if p is None else f", p {p:.3f}"
-            interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}"
+            tail = "" if p is None or not with_p else f", p {p:.3f}"
+            interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}" if d.seeds > 1 else "no interval"
             parts.append(f"{agent} {scale * d.mean:+.1f} ({interval}; {d.higher} of {d.seeds} seeds up{tail})")
         return "; ".join(parts) or "no finished cells"
 
     def why(self) -> str:
         """Why it is not shown, where the number of seeds alone decides that."""
         if self.answer == "not shown" and self.seeds and self.family * 2.0 ** (1 - self.seeds) >= LEVEL:
-            return f"{self.seeds} seeds cannot show it, {seeds_needed(self.family)} could"
+            noun = "seed" if self.seeds == 1 else "seeds"
+            return f"{self.seeds} {noun} cannot show it, {seeds_needed(self.family)} could"
         return ""
 
 

@@ -77,13 +77,20 @@ class Page:
     def of(self, sweep: str, variant: str, agent: str) -> Comparison:
         return next(c for c in self.reports[sweep].comparisons if (c.variant, c.agent) == (variant, agent))
 
-    def claims(self, claims: tuple[Claim, ...]) -> list[Answered]:
-        """Over all cells of the same task, whichever sweep ran them; a cell that several sweeps have counts once."""
-        cells: dict[tuple[str, int], CellResult] = {}
+    def cells(self) -> list[CellResult]:
+        """All cells of the main task, whichever sweep ran them; one that several sweeps have counts once."""
+        found: dict[tuple[str, int], CellResult] = {}
         for name in ("main", "ablations", "extensions"):
             if name in self.reports:
-                cells.update({(r.variant, r.seed): r for r in self.reports[name].results})
-        return answer_claims(claims, list(cells.values()), self.agents)
+                found.update({(r.variant, r.seed): r for r in self.reports[name].results})
+        return list(found.values())
+
+    def claims(self, claims: tuple[Claim, ...]) -> list[Answered]:
+        return answer_claims(claims, self.cells(), self.agents)
+
+    def against(self, variant: str, baseline: str) -> str:
+        """One difference in words; the correction is the claims' business."""
+        return answer_claims([Claim("", variant, baseline)], self.cells(), self.agents)[0].numbers(with_p=False)
 
     @property
     def agents(self) -> list[str]:
@@ -93,9 +100,9 @@ class Page:
         first = {r.seed: r.agents[agent].before for r in self.reports[sweep].results}
         return 100 * sum(first.values()) / len(first)
 
-    def average(self, sweep: str, variant: str, agent: str, metric: str) -> float:
+    def average(self, variant: str, agent: str, metric: str) -> float:
         """A diagnostic's mean over iterations and seeds."""
-        cells = [r for r in self.reports[sweep].results if r.variant == variant]
+        cells = [r for r in self.cells() if r.variant == variant]
         values = [v for r in cells if (v := r.agents[agent].average(metric)) is not None]
         return sum(values) / len(values) if values else float("nan")
 
