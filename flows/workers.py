@@ -103,12 +103,17 @@ class Worker:
         except (EOFError, OSError) as problem:
             code = None if self._closed else self._reap()
             if code == TERMINATED:  # a scheduler's SIGTERM reaches the whole group: the campaign may be about to end
-                time.sleep(1.0)
+                self._await_the_end(5.0)
             if self._closed:
                 raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
             raise WorkerDied(
                 f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
             ) from problem
+
+    def _await_the_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._closed and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def stop(self, *, now: bool = False) -> None:
         """End the process; ``now`` does not wait for a stage under way."""

@@ -112,10 +112,8 @@ def test_a_second_ctrl_c_ends_at_once(run):
     os.kill(command.pid, signal.SIGINT)
     time.sleep(1.5)
     assert command.end(0.0) is None
-    begun = time.monotonic()
     os.kill(command.pid, signal.SIGINT)
     assert command.end(WITHIN) == 130, command.text()
-    assert time.monotonic() - begun < 6.0  # a clean end would wait eight for them
     assert "stopped at once" in command.text()
     os.killpg(command.pid, signal.SIGCONT)
     assert wait_until_gone(command.home, GONE, command.pid) == []
