@@ -7,13 +7,7 @@ CPU seconds, which other programs on the machine disturb less than the clock; th
 
 Generation: both sides sample (temperature 1) the same number of tokens, 16-token prompts in groups of 8 samples, as in RL.
 
-Iterations: 16 prompts x 8 responses x 16 tokens, GSPO, one update. TRL's GRPOTrainer runs as shipped (sequence-level ratios, no
-KL, no logging, whichever of two microbatch sizes is faster here). Ours runs the campaign's own loop and stages (sample, generate,
-verify, score, credit, update) in this process with store, Parquet files, checkpoints, optimizer state and manifests; diagnostics
-that TRL does not compute here (KL to the start, gradient cosine) are off. Same weights, prompts and AdamW. Responses are equally
-long at no cost to either side: the end token has an id that the model has no output for. The reward, the same on both sides, asks
-whether the last boxed number of the response is near 96: about every second one is right, so nearly every group has something to
-teach. The first step of each round is left out.
+Iterations: see ``iteration.py``.
 
 Ends with one JSON line. Needs the ``bench`` extra.
 """
@@ -22,14 +16,11 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +28,15 @@ import numpy as np
 import torch
 import transformers
 import trl
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from figures import GROUP, PROMPT_TOKENS, TINY, figure
+from iteration import PROMPTS, RESPONSE_TOKENS, measure_iterations
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from flows.calls import Calls
-from flows.campaign import run_campaign
-from flows.replay import Done, bind
-from hacrl_core.artifacts import Store
-from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.engines.builtin import BuiltinEngine
 from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.problems import load_problems
-from stages.runner import run_stage
-from stages.spec import Context
 
-PROMPT_TOKENS = 16
-GROUP = 8
 END = 1  # the end token
 
 
@@ -73,16 +51,6 @@ class Case:
     repeats: int
 
 
-TINY = {  # 0.9M parameters
-    "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
 LLAMA_135M = {  # the shape of SmolLM2-135M
     "vocab_size": 49152,
     "hidden_size": 576,
@@ -215,157 +183,6 @@ def measure(case: Case, repeats: int, config: BuiltinEngineConfig) -> dict[str, 
                 cpu_seconds[side].append(time.process_time() - cpu_start)
     rates = {side: tokens / statistics.median(times) for side, times in cpu_seconds.items()}
     return figure(f"{case.name}_speedup", cpu_seconds, seconds, case.target, "tokens_per_cpu_second", rates)
-
-
-def figure(
-    name: str,
-    cpu_seconds: dict[str, list[float]],
-    seconds: dict[str, list[float]],
-    target: float,
-    unit: str,
-    rates: dict[str, float],
-) -> dict[str, Any]:
-    (theirs, ours), (their_clock, our_clock) = (
-        [statistics.median(times) for times in sides.values()] for sides in (cpu_seconds, seconds)
-    )
-    ratio = theirs / ours
-    shown = ", ".join(f"{side} {rate:,.4g}" for side, rate in rates.items())
-    print(f"{name}: {ratio:.2f} x (target {target}), {their_clock / our_clock:.2f} x by the clock; {unit}: {shown}")
-    return {
-        "name": name,
-        "value": round(ratio, 3),
-        "target": target,
-        "met": ratio >= target,
-        "by_the_clock": round(their_clock / our_clock, 3),
-        unit: {side: round(rate, 2) for side, rate in rates.items()},
-    }
-
-
-PROMPTS, RESPONSE_TOKENS, POOL = 16, 16, 64  # prompts per iteration, tokens per response, prompts to draw from
-NEVER = 256  # the end token: the model has 256 outputs, 0 to 255
-LEARNING_RATE = 1e-4
-GOLD, NEAR = 96.0, 0.5  # 48 to 192 are right
-
-
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """CPU and wall time at the end of each step."""
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[float, float]] = []
-
-    def mark(self) -> None:
-        self.ends.append((time.process_time(), time.perf_counter()))
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.mark()
-
-    def seconds(self) -> tuple[list[float], list[float]]:
-        """CPU and wall seconds of every step but the first."""
-        cpu_K, wall_K = np.diff(np.array(self.ends), axis=0).T
-        return cpu_K.tolist(), wall_K.tolist()
-
-
-def word(token: int) -> str:
-    return f"\\boxed{{{token}}}"
-
-
-def save_numbers_agent(folder: Path) -> None:
-    """The 0.9M-parameter model with a vocabulary of numbers."""
-    torch.manual_seed(0)
-    config = LlamaConfig(**TINY, eos_token_id=NEVER, pad_token_id=0, bos_token_id=None)
-    LlamaForCausalLM(config).eval().save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({**{word(i): i for i in range(NEVER)}, "<end>": NEVER}, unk_token=word(0)))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=word(0), eos_token="<end>")
-    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    fast.save_pretrained(folder)
-
-
-def numbers_prompts() -> list[str]:
-    rng = np.random.default_rng(0)
-    return [" ".join(map(word, rng.integers(1, NEVER, PROMPT_TOKENS).tolist())) for _ in range(POOL)]
-
-
-def near_gold(completions: list[str], **_: Any) -> list[float]:
-    numbers = [float((re.findall(r"\\boxed\{(\d+)\}", text) or ["0"])[-1]) for text in completions]
-    return [float(abs(number - GOLD) <= NEAR * max(number, GOLD)) for number in numbers]
-
-
-def trl_clock(agent: Path, folder: str, steps: int, microbatch: int = PROMPTS * GROUP) -> Clock:
-    arguments = GRPOConfig(
-        output_dir=folder, max_steps=steps + 1, per_device_train_batch_size=microbatch, num_generations=GROUP,
-        gradient_accumulation_steps=PROMPTS * GROUP // microbatch,
-        max_completion_length=RESPONSE_TOKENS, temperature=1.0, learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
-        weight_decay=0.01, beta=0.0, loss_type="grpo", importance_sampling_level="sequence", scale_rewards="group", max_grad_norm=1.0,
-        epsilon=3e-4, epsilon_high=4e-4, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], logging_strategy="no",
-        save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    clock = Clock()
-    trainer = GRPOTrainer(
-        LlamaForCausalLM.from_pretrained(agent), near_gold, args=arguments, train_dataset=Dataset.from_dict({"prompt": numbers_prompts()}),
-        processing_class=PreTrainedTokenizerFast.from_pretrained(agent), callbacks=[clock],
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return clock
-
-
-class TimedRunner:
-    """Runs every stage on the spot, as a worker process of the campaign does."""
-
-    def __init__(self, root: Path) -> None:
-        self.store, self.context, self.clock = Store(root), Context(), Clock()
-        self.metrics: dict[str, float] = {}
-
-    def submit(self, planned: Any) -> Done:
-        outcome = run_stage(self.store, bind(planned), self.context)
-        assert not outcome.cached, "the benchmark's store is new: nothing may come from it"
-        self.metrics |= outcome.metrics
-        return Done(outcome)
-
-    def iteration_done(self, iteration: int) -> None:
-        self.clock.mark()
-
-
-def our_clock(agent: Path, folder: str, steps: int) -> Clock:
-    problems = Path(folder) / "problems.jsonl"
-    problems.write_text("".join(json.dumps({"problem": p, "answer": str(GOLD)}) + "\n" for p in numbers_prompts()))
-    config = CampaignConfig.model_validate(
-        {
-            "name": "benchmark", "iterations": steps + 1, "agents": {"learner": {"checkpoint": {"path": str(agent)}, "device": "cpu"}},
-            "problems": {"kind": "dataset", "path": str(problems), "prompt": "{problem}"}, "prompts_per_iteration": PROMPTS,
-            "samples_per_prompt": GROUP, "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
-            "verify": {"verifier": "numeric", "tolerance": NEAR}, "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
-            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096},
-            "score": {"own": "sampled"},  # TRL, too, makes no pass of its own for old log-probs when each batch is used once
-            "tracking": {"enabled": False},
-        }
-    )  # fmt: skip
-    runner = TimedRunner(Path(folder) / "store")
-    run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
-    lengths, rewards = runner.metrics["generate/response_length_mean"], runner.metrics["verify/reward_mean"]
-    assert lengths == RESPONSE_TOKENS, f"responses of {lengths} tokens"
-    assert 0.2 < rewards < 0.8, f"a mean reward of {rewards}: groups without signal would be skipped"
-    return runner.clock
-
-
-def measure_iterations(rounds: int, steps: int) -> dict[str, Any]:
-    cpu_seconds: dict[str, list[float]] = {"trl": [], "ours": []}
-    seconds: dict[str, list[float]] = {"trl": [], "ours": []}
-    with tempfile.TemporaryDirectory() as agent:
-        save_numbers_agent(Path(agent))
-        with tempfile.TemporaryDirectory() as folder:  # TRL gets the microbatch that suits it better on this machine
-            sizes = (PROMPTS * GROUP, 2 * PROMPTS)
-            probe = {size: min(trl_clock(Path(agent), folder, 3, size).seconds()[0]) for size in sizes}
-        theirs = partial(trl_clock, microbatch=min(probe, key=lambda size: probe[size]))
-        for _ in range(rounds):
-            for side, run in (("trl", theirs), ("ours", our_clock)):
-                with tempfile.TemporaryDirectory() as folder:
-                    cpu, wall = run(Path(agent), folder, steps).seconds()
-                cpu_seconds[side] += cpu
-                seconds[side] += wall
-    rates = {side: 1 / statistics.median(times) for side, times in cpu_seconds.items()}
-    return figure("gspo_iteration_speedup_over_trl", cpu_seconds, seconds, 1.3, "steps_per_cpu_second", rates)
 
 
 def main() -> None:

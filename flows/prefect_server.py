@@ -87,20 +87,7 @@ def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | No
     log.parent.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     server = Server(f"http://127.0.0.1:{port}/api")
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal is for us; the server ends after us
-            env={
-                **os.environ,
-                "PREFECT_UI_ENABLED": "0",
-                "PREFECT__SERVER_EPHEMERAL": "1",
-                "PREFECT__SERVER_FINAL": "1",
-            },
-        )
+    process = start_process(port, log)
     ending = threading.Event()
 
     def watch() -> None:
@@ -177,6 +164,20 @@ def _quiet_settings() -> None:
     }.items():
         os.environ.setdefault(name, value)
     logging.getLogger("EventsWorker").setLevel(logging.CRITICAL)
+
+
+def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen[bytes]":
+    """The server in a process that ends with this one, however that ends."""
+    quiet = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is for us; the server ends after us
+            env={**os.environ, **quiet, **environment},
+        )
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> str:

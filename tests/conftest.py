@@ -1,8 +1,5 @@
 """What all tests share."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,21 +18,14 @@ def prefect_url(prefect_place: Path) -> Iterator[str]:
 
     A campaign finds it through PREFECT_API_URL, as it finds a user's. Tests of the campaign's own server leave that unset.
     """
-    from flows.prefect_server import _free_port, _quiet_settings, _wait_until_it_answers
+    from flows.prefect_server import _free_port, _quiet_settings, _wait_until_it_answers, start_process
 
-    place = prefect_place
     _quiet_settings()
-    port, log = _free_port(), place / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PREFECT_HOME": str(place), "PREFECT_UI_ENABLED": "0"},
-        )
+    port, log = _free_port(), prefect_place / "server.log"
+    server = start_process(port, log, PREFECT_HOME=str(prefect_place))
     url = f"http://127.0.0.1:{port}/api"
-    _wait_until_it_answers(url, server, log)
+    problem = _wait_until_it_answers(url, server, log)
+    assert not problem, problem
     yield url
     server.terminate()
     server.wait(timeout=20)

@@ -180,7 +180,13 @@ def _legend(kinds: list[str]) -> str:
 
 
 def _exchange(history: History) -> Iterator[Panel]:
-    charts = (
+    for chart in (*_ratios(history), *_pull(history)):
+        yield from _kept(chart)
+
+
+def _ratios(history: History) -> tuple[Chart, ...]:
+    """How near the learner is to who wrote the responses, and how many of them count."""
+    return (
         Chart(
             "foreign-ratio",
             "Ratio of foreign responses",
@@ -217,6 +223,12 @@ def _exchange(history: History) -> Iterator[Panel]:
             percent=True,
             whole=True,
         ),
+    )
+
+
+def _pull(history: History) -> tuple[Chart, ...]:
+    """Where the updates go, and how far."""
+    return (
         Chart(
             "cosine",
             "Gradient alignment",
@@ -245,8 +257,6 @@ def _exchange(history: History) -> Iterator[Panel]:
             _update_lines(history, "gradient_norm_mean"),
         ),
     )
-    for chart in charts:
-        yield from _kept(chart)
 
 
 def _update_lines(

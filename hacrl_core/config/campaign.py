@@ -1,6 +1,7 @@
 """A campaign: which agents learn what together, how, and for how long."""
 
 from typing import Annotated, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, StringConstraints, ValidationError, field_validator, model_validator
 
@@ -47,6 +48,16 @@ class TrackingConfig(StrictConfig):
     patience_seconds: float = Field(
         60.0, gt=0, description="Longest the end of a campaign waits for MLflow. Iterations never wait."
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _without_password(cls, value: str | None) -> str | None:
+        """The config is shown in reports, MLflow and Prefect."""
+        if value is not None and urlsplit(value).password is not None:
+            raise ValueError(
+                "a password in the config would be shown in reports; set MLFLOW_TRACKING_URI in the environment instead"
+            )
+        return value
 
 
 class CampaignConfig(StrictConfig):

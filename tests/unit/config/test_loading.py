@@ -1,8 +1,9 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.campaign import CampaignConfig, TrackingConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.errors import ConfigError
 
@@ -100,3 +101,9 @@ def test_gspo_x2_doubles_the_group_and_halves_the_minibatch():
 def test_configs_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         load().iterations = 3
+
+
+def test_a_password_does_not_get_into_what_is_shown():
+    with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI in the environment instead"):
+        TrackingConfig(uri="postgresql+psycopg2://ada:secret@localhost/mlflow")
+    assert TrackingConfig(uri="http://127.0.0.1:5000").uri == "http://127.0.0.1:5000"
