@@ -25,6 +25,9 @@ COSINE_ROWS = (
 )
 
 
+Table = list[dict[str, Any]]
+
+
 class UpdateSlice(StrictConfig):
     learner: str
     samplers: tuple[str, ...]
@@ -72,8 +75,11 @@ def run(
     from hacrl_core.engines.trainer import Trainer
     from hacrl_core.engines.warm import give_back_memory, keep_agent, take_agent
 
-    rows = _rows(inputs, config)
-    failed = _error_share(inputs, config)
+    credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
+    scores = {s: _scores(inputs[f"scores/{s}"]) for s in {*config.samplers, config.learner}}
+    reference = _scores(inputs["reference"]) if "reference" in inputs else []
+    rows = _rows(credits, scores, reference, config)
+    failed = _error_share(credits, scores, config)
     if config.max_error_share is not None and failed > config.max_error_share:
         context.warn(
             f"update {config.learner} #{config.iteration}: skipped, the verifier failed on {failed:.0%} of a sampler's responses"
@@ -105,23 +111,28 @@ def run(
     return Result(metrics, published=published)
 
 
-def _rows(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> list[Row]:
+def _scores(ref: ArtifactRef) -> Table:
+    rows: Table = read_table(ref.path / "scores.parquet", SCORES).to_pylist()
+    return rows
+
+
+def _rows(credits: Table, scores: Mapping[str, Table], reference: Table, config: UpdateSlice) -> list[Row]:
     """Join: credit names the responses, the learner's scores their tokens, each sampler's own scores the denominator."""
-    sampled_at = _sampler_means(inputs, config)
-    scores = _by_rollout(inputs[f"scores/{config.learner}"])
-    reference = _by_rollout(inputs["reference"]) if "reference" in inputs else {}
+    sampled_at = {r["rollout_id"]: r["mean_logprob"] for s in config.samplers for r in scores[s] if r["is_own"]}
+    scored = {row["rollout_id"]: row for row in scores[config.learner]}
+    first_scored = {row["rollout_id"]: row for row in reference}
     rows = []
-    for credit in read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist():
+    for credit in credits:
         rollout = credit["rollout_id"]
         if rollout not in sampled_at:
             raise AlgorithmError(
                 f"update {config.learner} #{config.iteration}: rollout {rollout} has no score by its sampler {credit['sampler']}; "
                 "its score artifact is missing or of another iteration"
             )
-        score = scores.get(rollout)
+        score = scored.get(rollout)
         if score is None:
             continue  # a foreign response that is empty in the learner's tokens; counted by the score stage
-        first = reference.get(rollout)
+        first = first_scored.get(rollout)
         rows.append(
             Row(
                 rollout_id=rollout,
@@ -141,15 +152,15 @@ def _rows(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> list[Row]:
     return rows
 
 
-def _error_share(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> float:
+def _error_share(credits: Table, scores: Mapping[str, Table], config: UpdateSlice) -> float:
     """The largest share, over samplers, of responses without credit: the verifier's errors. Scores have every response."""
-    credited = Counter(read_table(inputs["credit"].path / "credit.parquet", CREDIT)["sampler"].to_pylist())
+    credited = Counter(row["sampler"] for row in credits)
     shares = [0.0]
     for sampler in config.samplers:
-        scored = read_table(inputs[f"scores/{sampler}"].path / "scores.parquet", SCORES)["is_own"].to_pylist()
-        missing = sum(scored) - credited[sampler]
+        scored = sum(row["is_own"] for row in scores[sampler])
+        missing = scored - credited[sampler]
         if missing > 1:  # one error alone is nobody's failure
-            shares.append(missing / sum(scored))
+            shares.append(missing / scored)
     return max(shares)
 
 
@@ -163,20 +174,6 @@ def _unchanged(agent: ArtifactRef, out: OutFolder, why: Metrics) -> Result:
         except OSError:
             shutil.copyfile(agent.path / output.path, target)
     return Result({"update/skipped": 1.0, **why})
-
-
-def _sampler_means(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> dict[str, float]:
-    means: dict[str, float] = {}
-    for sampler in config.samplers:
-        table = read_table(inputs[f"scores/{sampler}"].path / "scores.parquet", SCORES).select(
-            ["rollout_id", "is_own", "mean_logprob"]
-        )
-        means.update({row["rollout_id"]: row["mean_logprob"] for row in table.to_pylist() if row["is_own"]})
-    return means
-
-
-def _by_rollout(ref: ArtifactRef) -> dict[str, Any]:
-    return {row["rollout_id"]: row for row in read_table(ref.path / "scores.parquet", SCORES).to_pylist()}
 
 
 def minibatches(rows: Sequence[Row], config: UpdateSlice, seed: int) -> list[list[Row]]:

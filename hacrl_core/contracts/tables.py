@@ -155,7 +155,8 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
     """Read one table, refusing another schema or version."""
     try:
         # Threads cost more than they save on a table of a few hundred kilobytes.
-        table = pq.read_table(path, memory_map=False, use_threads=path.stat().st_size > 4 << 20)
+        with pq.ParquetFile(path, memory_map=False) as file:
+            table = file.read(use_threads=path.stat().st_size > 4 << 20)
     except (OSError, pa.ArrowInvalid) as problem:
         raise ContractError(
             f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again"

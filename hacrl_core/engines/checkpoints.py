@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hacrl_core.engines.agents import AGENT_FILE, Agent, runs_own_code
+from hacrl_core.engines.tensorfiles import write_tensors
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
@@ -29,8 +30,7 @@ def save_model(agent: Agent, folder: Path, state: dict[str, Tensor] | None = Non
         for path in agent.checkpoint.iterdir():
             if path.is_file() and path.name not in (WEIGHTS, _MANIFEST):
                 shutil.copyfile(path, folder / path.name)
-        tensors = {name: p.detach().contiguous() for name, p in agent.model.named_parameters()}
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(dict(agent.model.named_parameters()), folder / WEIGHTS, {"format": "pt"})
         return
     agent.model.save_pretrained(folder, state_dict=state)
     agent.tokenizer.save_pretrained(folder)
@@ -52,9 +52,9 @@ def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[s
     for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
         state = optimizer.state.get(parameter, {})
         for moment in _MOMENTS:
-            tensors[f"{moment}/{name}"] = state[moment].contiguous() if state else torch.zeros_like(parameter)
+            tensors[f"{moment}/{name}"] = state[moment] if state else torch.zeros_like(parameter)
     (folder / TRAINING).mkdir(exist_ok=True)
-    save_file(tensors, folder / _TENSORS)
+    write_tensors(tensors, folder / _TENSORS)
     (folder / _COUNTS).write_text(json.dumps({"format": _FORMAT, "updates": updates}, sort_keys=True) + "\n")
 
 

@@ -99,12 +99,15 @@ class Trainer:
     def is_finite(self) -> bool:
         """Whether every trained weight and every moment of the optimizer is a number."""
         moments = [t for state in self._optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-        return all(bool(torch.isfinite(tensor).all()) for tensor in [*self._parameters, *moments])
+        with torch.no_grad():
+            largest = torch._foreach_norm([*self._parameters, *moments], ord=math.inf)  # NaN if one of its numbers is
+        return bool(torch.isfinite(torch.stack([norm.cpu() for norm in largest])).all())
 
     def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective) -> bool:
-        """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated."""
-        loss, _, _ = self._accumulate(sequences, objective)
-        return math.isfinite(loss) and bool(torch.isfinite(self._gradient).all())
+        """Whether the loss of these sequences is finite under the weights of now; nothing is updated."""
+        with torch.no_grad():
+            loss, _, _ = self._accumulate(sequences, objective)
+        return math.isfinite(loss)
 
     def save(self, folder: Path) -> None:
         """A plain checkpoint that runs alone, with the tokenizer, and what is needed to go on training from it."""

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import hashlib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hacrl_core.engines.factory import create_engine
 from hacrl_core.engines.protocols import GenerationEngine
 from hacrl_core.rendering import tokenizer_fingerprint
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _WORTH_GIVING_BACK = 64 << 20  # bytes of weights; gradient, moments and activations are a multiple of that
 Warm = dict[str, Any]
 # The first version's files are written by another hand than the later ones', and KL needs both in every iteration.
@@ -75,6 +77,7 @@ def take_agent(
     warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
 ) -> Agent:
     """The agent of these weights in float32, to be trained: it is no longer kept, so that a failure leaves no half-trained one behind."""
+    _keep_freed_memory()
     agent = warm_agent(warm, checkpoint, policy_digest, device=device, attention=attention)
     del warm["agent"]
     return agent
@@ -102,6 +105,16 @@ def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEn
         kept = warm["engine"] = (config, create_engine(config))
     engine: GenerationEngine = kept[1]
     return engine
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep up to a quarter of a gigabyte that was freed. By itself it returns every larger block at once, and a tiny
+    model's update asked the system for 75 MB of the same pages again: a tenth of its time."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it takes; larger blocks go back as ever
+        libc.mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
 def give_back_memory(of: int | None = None) -> None:

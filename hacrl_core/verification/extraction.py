@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _BOX = re.compile(r"\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -78,13 +79,14 @@ def after_thinking(text: str) -> str:
     return "" if "<think>" in head + tail else text
 
 
-def extract_answer(response: str, fallbacks: Sequence[str]) -> Extraction:
+def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True) -> Extraction:
+    """``join=False`` spares the search for neighbours of the last box where only that one counts."""
     text = after_thinking(response)
     boxes = find_boxes(text)
     complete = [box for box in boxes if box[2]]
     if complete:
         last = _inner(text[complete[-1][0] : complete[-1][1]])
-        return Extraction(last, _join(text, complete), True)
+        return Extraction(last, _join(text, complete) if join else last, True)
     for fallback in fallbacks:
         if fallback == "unclosed_box":
             answer = _inner(text[boxes[-1][0] : boxes[-1][1]].rstrip(" $.\n")) if boxes else ""
@@ -231,6 +233,7 @@ def _connected(between: str) -> bool:
     return len(between) <= 60 and _CONNECTIVE.fullmatch(between) is not None
 
 
+@lru_cache(maxsize=65536)
 def extract_gold(gold: str) -> str:
     r"""A gold is an answer, an answer in ``$…$``, or a solution: its boxes, else what it calls the final answer."""
     boxes = find_boxes(gold)

@@ -19,7 +19,7 @@ class ExactVerifier:
     task: str | None = None
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
-        answer = extract_answer(response, config.fallbacks).answer
+        answer = extract_answer(response, config.fallbacks, join=False).answer
         if not answer:
             return Judgement(VerdictKind.UNPARSEABLE, "")
         target = extract_gold(gold)
@@ -33,7 +33,7 @@ class NumericVerifier:
     task: str | None = None
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
-        answer = extract_answer(response, config.fallbacks).answer
+        answer = extract_answer(response, config.fallbacks, join=False).answer
         number, target = quantity(answer).number, quantity(extract_gold(gold)).number
         if target is None:
             return Judgement(VerdictKind.ERROR, answer)
