@@ -23,7 +23,7 @@ from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
 from stages.spec import find_stage
 
-SWEEPS = ("tuning", "main", "ablations", "extensions", "answers", "gap", "three")
+SWEEPS = ("tuning", "main", "ablations", "extensions", "rivals", "answers", "gap", "three", "longer", "alpha")
 _MECHANISMS = {
     "no_omega_advantage": "the capability-aware advantage",
     "no_omega_gradient": "ω in the gradient",
@@ -80,7 +80,7 @@ class Page:
     def cells(self) -> list[CellResult]:
         """All cells of the main task, whichever sweep ran them; one that several sweeps have counts once."""
         found: dict[tuple[str, int], CellResult] = {}
-        for name in ("main", "ablations", "extensions"):
+        for name in ("main", "ablations", "extensions", "rivals", "alpha"):
             if name in self.reports:
                 found.update({(r.variant, r.seed): r for r in self.reports[name].results})
         return list(found.values())
