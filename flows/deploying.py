@@ -59,8 +59,8 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
         if not config.schedule:
             console.print("  it has no schedule: start it with --now or in Prefect's pages")
         if now:
-            run = client.create_flow_run_from_deployment(deployment)
-            console.print(f"  a run is queued: {run.name}")
+            run = client.create_flow_run_from_deployment(deployment, name=f"{config.name} by hand")
+            console.print(f"  a run is queued: {run.name}", highlight=False)
 
 
 def remove(console: Console, name: str, home: Home) -> None:
@@ -145,7 +145,11 @@ def _client(home: Home) -> Iterator["SyncPrefectClient"]:
         with get_client(sync_client=True) as client:
             yield client
     except PrefectHTTPStatusError as problem:
-        raise HacrlError(f"Prefect at {os.environ['PREFECT_API_URL']}: {str(problem).splitlines()[0][:300]}") from None
+        answer = problem.response
+        raise HacrlError(
+            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: {answer.text[:200]}; "
+            "hacrl ps shows the servers, logs/prefect.log says why"
+        ) from None
     except httpx.HTTPError as problem:
         raise HacrlError(
             f"Prefect at {os.environ['PREFECT_API_URL']}: {type(problem).__name__}; hacrl ps shows the servers"

@@ -51,9 +51,11 @@ def up(
 ) -> None:
     """Start Prefect's and MLflow's servers and a worker, and wait until they answer. What runs already stays."""
     from flows.servers import control
-    from flows.servers.settings import POSTGRES, Wanted, name_of
+    from flows.servers.postgres import POSTGRES, check_address
+    from flows.servers.settings import Wanted, name_of
 
     if postgres:
+        check_address(postgres)
         os.environ[POSTGRES] = postgres
     else:
         os.environ.pop(POSTGRES, None)

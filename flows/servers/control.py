@@ -14,8 +14,9 @@ from rich.table import Table
 from flows.home import Home
 from flows.servers.credentials import find_credentials, require_credentials
 from flows.servers.health import answers
+from flows.servers.postgres import POSTGRES, ensure_databases, without_password
 from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
-from flows.servers.settings import POSTGRES, Wanted, ensure_databases, without_password
+from flows.servers.settings import Wanted
 from flows.servers.state import NAMES, State, log_file, read_state, state_file
 from flows.servers.supervisor import Supervisor, same_code, start_detached
 from hacrl_core.artifacts.locks import try_exclusive
@@ -23,6 +24,7 @@ from hacrl_core.errors import ConfigError, HacrlError
 
 STARTUP_SECONDS = 300.0
 TRIES = 3
+PATIENT_SECONDS = 120.0  # a process that is younger is starting, an older one that does not answer has a problem
 TITLES = {"prefect": "Prefect", "mlflow": "MLflow", "worker": "worker"}
 
 
@@ -31,7 +33,7 @@ def up(console: Console, home: Home, wanted: Wanted, *, foreground: bool = False
     running = read_state(home)
     if running is not None and running.supervisor.alive():
         _same_place(running, wanted)
-        console.print(f"already running since {_clock(running.supervisor.uptime())} ago")
+        console.print(f"already running for {_clock(running.supervisor.uptime())}")
         _wait_until_all_answer(console, home, running.token)
     else:
         with _alone(home):
@@ -77,6 +79,9 @@ def down(console: Console, home: Home, *, force: bool = False) -> None:
     for name, pid in campaigns:
         if pid in {process.pid for process in ours}:
             console.print(f"{name} was stopped; its next run goes on where it was")
+    if not ours:
+        console.print("the servers had ended already, without hacrl down")
+        return
     hard = f", {len(killed)} of them killed" if killed else ""
     console.print(f"ended {len(ours)} processes{hard} in {time.monotonic() - begun:.1f} s")
 
@@ -89,7 +94,7 @@ def show(console: Console, home: Home) -> bool:
         return False
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for title in ("server", "state", "address", "process", "memory", "up for"):
-        table.add_column(title, no_wrap=True)
+        table.add_column(title, no_wrap=True, justify="right" if title in ("process", "memory", "up for") else "left")
     healthy = state.supervisor.alive()
     for name in NAMES:
         fine = answers(state, name, home)
@@ -114,10 +119,11 @@ def _row(state: State, name: str, fine: bool) -> list[str]:
     if server is None or not server.process.alive():
         return [TITLES[name], "[red]not running[/red]", address, "", "", ""]
     pid = server.process.pid
-    word = "[green]answers[/green]" if fine else "[yellow]starting[/yellow]"
+    up_for = server.process.uptime()
+    waiting = "[yellow]starting[/yellow]" if up_for < PATIENT_SECONDS else "[red]does not answer[/red]"
+    word = "[green]answers[/green]" if fine else waiting
     word += f", restarted {server.restarts}×" if server.restarts else ""
-    up_for = _clock(server.process.uptime())
-    return [TITLES[name], word, address, str(pid), _megabytes(tree(pid)), up_for]
+    return [TITLES[name], word, address, str(pid), _megabytes(tree(pid)), _clock(up_for)]
 
 
 @contextmanager
@@ -255,4 +261,12 @@ def _megabytes(pids: list[int]) -> str:
 def _clock(seconds: float) -> str:
     whole = int(seconds)
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+    return (
+        f"{days} d {hours} h"
+        if days
+        else f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {whole % 60} s"
+        if minutes
+        else f"{whole} s"
+    )

@@ -16,13 +16,14 @@ _HEARTBEAT_SECONDS = 60  # the worker sends one every ten
 
 
 def answers(state: State, server: str, home: Home) -> bool:
-    """The process lives and does its work."""
+    """The process lives and does its work, which a server without its database does not."""
     if not state.alive(server):
         return False
     if server == "prefect":
-        return _get(f"{state.prefect_url}/api/health") is not None
+        return _get(f"{state.prefect_url}/api/ready") is not None
     if server == "mlflow":
-        return _get(f"{state.mlflow_url}/health") is not None
+        address = f"{state.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+        return _get(address, find_credentials(home)) is not None
     return _worker_polls(state, home)
 
 

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
@@ -53,5 +53,10 @@ def end_lost_runs(pool: str, worker: str) -> int:
         )
         for run in lost:
             message = "the worker ended while this ran; the next run goes on where it was"
-            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+            try:
+                client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+            except (
+                PrefectHTTPStatusError
+            ) as problem:  # a run that cannot be ended must not keep the worker from its work
+                print(f"run {run.name} cannot be marked as crashed: {str(problem).splitlines()[0]}", flush=True)
     return len(lost)

@@ -41,6 +41,7 @@ def serve_prefect(options: argparse.Namespace) -> None:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     _let_schedules_work()
+    _let_runs_of_removed_deployments_end()
     # Prefect looks at no Host header: a web page could rebind its own name to this machine and command the API.
     guarded = TrustedHostMiddleware(create_app(), allowed_hosts=names, www_redirect=False)
     uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
@@ -54,6 +55,22 @@ def _let_schedules_work() -> None:
     state: Any = FlowRun.__mapper__.all_orm_descriptors["state"]  # type: ignore[attr-defined]
     if getattr(state, "bulk_dml_setter", "absent") is None:
         state.bulk_dml_setter = lambda model, row, value: None
+
+
+def _let_runs_of_removed_deployments_end() -> None:
+    """A deployment that is removed while a run of it is under way takes its concurrency limit along. Prefect 3.8.8 then fails to give
+    the run's slot back, answers every change of its state with an error, and the run stays *Running* for ever."""
+    from prefect.server.orchestration import core_policy
+
+    release = core_policy._release_concurrency_lease
+
+    async def release_what_is_there(session: Any, lease_id: Any, *more: Any, **named: Any) -> None:
+        try:
+            await release(session, lease_id, *more, **named)
+        except RuntimeError:  # no such limit any more
+            await core_policy.get_concurrency_lease_storage().revoke_lease(lease_id=lease_id)
+
+    core_policy._release_concurrency_lease = release_what_is_there
 
 
 def prefect_settings(port: int, names: list[str], credentials: str | None) -> dict[str, str]:

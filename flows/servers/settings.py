@@ -1,18 +1,14 @@
 """How the three servers are started: their commands and what their environment adds."""
 
 import os
-import re
 import socket
 import sys
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from flows.home import Home
 from flows.servers.credentials import LOOPBACK
+from flows.servers.postgres import POSTGRES, database_url, prefect_environment
 from flows.servers.state import reachable
-from hacrl_core.errors import ConfigError
-
-POSTGRES = "HACRL_POSTGRES_URL"
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def environment(wanted: Wanted, server: str, home: Home) -> dict[str, str]:
     database = os.environ.get(POSTGRES)
     added = {"HACRL_HOME": str(home.root), "PREFECT_HOME": str(home.root / "prefect"), "DO_NOT_TRACK": "true"}
     if server == "prefect" and database:
-        added["PREFECT_API_DATABASE_CONNECTION_URL"] = database_url(database, "prefect")
+        added |= prefect_environment(database)
     if server == "mlflow":
         added["MLFLOW_BACKEND_STORE_URI"] = database_url(database, "mlflow") if database else home.tracking_uri
         # Files lie where clients without the server put them too, so both ways show the same.
@@ -58,59 +54,3 @@ def environment(wanted: Wanted, server: str, home: Home) -> dict[str, str]:
             "WARNING"  # twenty lines an iteration that say "finished"
         )
     return added
-
-
-def database_url(url: str, server: str) -> str:
-    """``postgresql://user@host/hacrl`` → the server's own database, ``hacrl_prefect`` or ``hacrl_mlflow``: each keeps a table of
-    migrations of the same name, so they cannot share one."""
-    driver = {"prefect": "postgresql+asyncpg", "mlflow": "postgresql+psycopg2"}[server]
-    parts = urlsplit(url)
-    return urlunsplit((driver, parts.netloc, f"/{database_name(url, server)}", parts.query, ""))
-
-
-def database_name(url: str, server: str) -> str:
-    return f"{urlsplit(url).path.strip('/') or 'hacrl'}_{server}"
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    user = f"{parts.username}@" if parts.username else ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"postgresql://{user}{parts.hostname or ''}{port}/{parts.path.strip('/') or 'hacrl'}"
-
-
-def ensure_databases(url: str) -> None:
-    """Make the two databases where they are missing; one line where PostgreSQL cannot be reached."""
-    if not re.match(r"^postgres(ql)?://", url):
-        raise ConfigError(
-            f"--postgres {without_password(url)}: not of the form postgresql://user:password@host:5432/hacrl"
-        )
-    try:
-        import psycopg2
-    except ImportError:
-        raise ConfigError("--postgres: PostgreSQL's driver is missing; pip install 'hacrl[postgres]'") from None
-    parts = urlsplit(url)
-    try:
-        connection = psycopg2.connect(
-            urlunsplit(("postgresql", parts.netloc, "/postgres", parts.query, "")), connect_timeout=10
-        )
-    except psycopg2.OperationalError as problem:
-        first = str(problem).strip().splitlines()[0]
-        raise ConfigError(f"--postgres {without_password(url)}: {first}") from None
-    connection.autocommit = True
-    try:
-        with connection.cursor() as cursor:
-            for server in ("prefect", "mlflow"):
-                name = database_name(url, server)
-                if not re.fullmatch(r"[A-Za-z0-9_]+", name):
-                    raise ConfigError(f"--postgres: database name {quote(name)} is not of letters, digits and _")
-                cursor.execute("select 1 from pg_database where datname = %s", (name,))
-                if cursor.fetchone() is None:
-                    cursor.execute(f'create database "{name}"')
-    except psycopg2.Error as problem:
-        raise ConfigError(
-            f"--postgres {without_password(url)}: {str(problem).strip().splitlines()[0]}; let its user create databases, or create "
-            f"{database_name(url, 'prefect')} and {database_name(url, 'mlflow')} yourself"
-        ) from None
-    finally:
-        connection.close()

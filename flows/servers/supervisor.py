@@ -16,8 +16,9 @@ from pathlib import Path
 
 from flows.home import Home
 from flows.servers.health import answers
+from flows.servers.postgres import POSTGRES, without_password
 from flows.servers.processes import TOKEN, Process, carrying, end
-from flows.servers.settings import POSTGRES, Wanted, command, environment, without_password
+from flows.servers.settings import Wanted, command, environment
 from flows.servers.state import NAMES, Server, State, log_file, write_state
 
 LONGEST_PAUSE = 60.0
@@ -130,8 +131,9 @@ class Supervisor:
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment without what points to a Prefect server of the user's."""
-    elsewhere = {"PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "PREFECT_API_AUTH_STRING"}
+    """Our environment without what points to a Prefect server of the user's, and without the database's password: each server gets
+    its own, campaigns need none."""
+    elsewhere = {"PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "PREFECT_API_AUTH_STRING", POSTGRES}
     return {name: value for name, value in os.environ.items() if name not in elsewhere}
 
 

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import os
+import pwd
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +24,7 @@ from flows.servers.state import read_state
 from tests.flow.conftest import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
+DATABASE_PASSWORD = "fedcba9876543210"
 
 
 def free_port() -> int:
@@ -87,8 +91,8 @@ class Servers(Command):
         self.ports = {"prefect": free_port(), "mlflow": free_port()}
         self.said = ""
 
-    def up(self) -> str:
-        return self("up", *(f"--{name}-port={port}" for name, port in self.ports.items()))
+    def up(self, *words: str, code: int = 0) -> str:
+        return self("up", *(f"--{name}-port={port}" for name, port in self.ports.items()), *words, code=code)
 
     @property
     def prefect(self) -> str:
@@ -126,3 +130,66 @@ def servers(tmp_path_factory):
             servers("down", "--force")
         left = carrying(state.token) if state else []
         assert left == [], "hacrl down left processes behind"
+
+
+class Postgres:
+    """A cluster in a folder of its own. PostgreSQL refuses to run as root, so root hands it to the postgres user."""
+
+    def __init__(self, folder: Path, binaries: Path) -> None:
+        self.folder, self.binaries, self.port = folder, binaries, free_port()
+        self._as = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+        password = folder / "password"
+        password.write_text(DATABASE_PASSWORD)
+        if self._as:
+            for path in (folder, password):
+                shutil.chown(path, "postgres")
+        self._do(
+            "initdb",
+            "--username=hacrl",
+            "--auth=scram-sha-256",
+            f"--pwfile={password}",
+            "--no-sync",
+            "-D",
+            str(folder / "data"),
+        )
+        self.start()
+
+    def start(self) -> None:
+        folder = self.folder
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        self._do("pg_ctl", "-D", str(folder / "data"), "-l", str(folder / "log"), "-w", "-o", options, "start")
+
+    def _do(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            [*self._as, str(self.binaries / program), *words], capture_output=True, text=True, cwd="/", timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def query(self, database: str, sql: str, file: Path | None = None) -> list[str]:
+        words = ["--file", str(file)] if file else ["--command", sql]
+        done = subprocess.run(
+            [self.binaries / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "hacrl", "-d", database, "-At", "-v", "ON_ERROR_STOP=1", *words],
+            capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def stop(self) -> None:
+        self._do("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
+    if os.getuid() == 0:
+        try:
+            pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses to run as root and there is no user postgres")
+    folder = Path(tempfile.mkdtemp(prefix="hacrl-pg-"))  # pytest's own folders are closed to other users
+    cluster = Postgres(folder, found[-1].parent)
+    yield cluster
+    cluster.stop()
+    shutil.rmtree(folder)

@@ -3,11 +3,8 @@ them from its schedule to MLflow's tables."""
 
 import base64
 import os
-import pwd
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -16,72 +13,13 @@ import pytest
 
 from flows.servers.processes import TOKEN, carrying
 from tests.servers.compose_file import INFRA, read_compose
-from tests.servers.conftest import Command, fetch, free_port, wait_for
+from tests.servers.conftest import DATABASE_PASSWORD, Command, Postgres, fetch, free_port, wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
-PASSWORD, DATABASE_PASSWORD = "0123456789abcdef", "fedcba9876543210"
+PASSWORD = "0123456789abcdef"
 VALUES = {"HACRL_USER": "ada", "HACRL_PASSWORD": PASSWORD, "HACRL_POSTGRES_PASSWORD": DATABASE_PASSWORD}
 BASIC = {"Authorization": "Basic " + base64.b64encode(f"ada:{PASSWORD}".encode()).decode()}
-
-
-class Postgres:
-    """A cluster in a folder of its own. PostgreSQL refuses to run as root, so root hands it to the postgres user."""
-
-    def __init__(self, folder: Path, binaries: Path) -> None:
-        self.folder, self.binaries, self.port = folder, binaries, free_port()
-        self._as = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-        password = folder / "password"
-        password.write_text(DATABASE_PASSWORD)
-        if self._as:
-            for path in (folder, password):
-                shutil.chown(path, "postgres")
-        self._do(
-            "initdb",
-            "--username=hacrl",
-            "--auth=scram-sha-256",
-            f"--pwfile={password}",
-            "--no-sync",
-            "-D",
-            str(folder / "data"),
-        )
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        self._do("pg_ctl", "-D", str(folder / "data"), "-l", str(folder / "log"), "-w", "-o", options, "start")
-
-    def _do(self, program: str, *words: str) -> None:
-        done = subprocess.run(
-            [*self._as, str(self.binaries / program), *words], capture_output=True, text=True, cwd="/", timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def query(self, database: str, sql: str, file: Path | None = None) -> list[str]:
-        words = ["--file", str(file)] if file else ["--command", sql]
-        done = subprocess.run(
-            [self.binaries / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "hacrl", "-d", database, "-At", "-v", "ON_ERROR_STOP=1", *words],
-            capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    def stop(self) -> None:
-        self._do("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "stop")
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
-    if os.getuid() == 0:
-        try:
-            pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("PostgreSQL refuses to run as root and there is no user postgres")
-    folder = Path(tempfile.mkdtemp(prefix="hacrl-pg-"))  # pytest's own folders are closed to other users
-    cluster = Postgres(folder, found[-1].parent)
-    yield cluster
-    cluster.stop()
-    shutil.rmtree(folder)
 
 
 class Stack:
@@ -202,24 +140,3 @@ def test_a_campaign_goes_from_its_schedule_through_the_worker_to_mlflow_on_postg
     assert list((stack.place / "mlflow" / "mlartifacts").rglob("config.json"))  # files went through the server
     assert (stack.place / "home" / "campaigns" / "night" / "learning-curves.png").exists()
     assert not (stack.place / "home" / "mlflow.db").exists()
-
-
-def test_up_on_postgres_makes_its_databases_or_says_why_not(tmp_path, postgres):
-    from flows.servers.settings import ensure_databases
-    from hacrl_core.errors import ConfigError
-
-    address = f"127.0.0.1:{postgres.port}/team"
-    ensure_databases(f"postgresql://hacrl:{DATABASE_PASSWORD}@{address}")
-    ensure_databases(f"postgresql://hacrl:{DATABASE_PASSWORD}@{address}")  # they are there already
-    found = postgres.query("postgres", "select datname from pg_database where datname like 'team%' order by 1")
-    assert found == ["team_mlflow", "team_prefect"]
-    with pytest.raises(ConfigError, match="password authentication failed") as problem:
-        ensure_databases(f"postgresql://hacrl:wrong-password@{address}")
-    assert "wrong-password" not in str(problem.value)
-    with pytest.raises(ConfigError, match="Connection refused"):
-        ensure_databases(f"postgresql://hacrl:x@127.0.0.1:{free_port()}/team")
-    with pytest.raises(ConfigError, match="not of the form"):
-        ensure_databases("mysql://127.0.0.1/team")
-    postgres.query("postgres", "create role weak login password 'fedcba9876543210'")
-    with pytest.raises(ConfigError, match="other_prefect"):
-        ensure_databases(f"postgresql://weak:{DATABASE_PASSWORD}@127.0.0.1:{postgres.port}/other")

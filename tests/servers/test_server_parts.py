@@ -12,8 +12,9 @@ import pytest
 from flows.home import Home
 from flows.servers.credentials import client_environment, find_credentials, require_credentials
 from flows.servers.guard import BasicAuth
+from flows.servers.postgres import check_address, database_url, without_password
 from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
-from flows.servers.settings import Wanted, command, database_url, environment, without_password
+from flows.servers.settings import Wanted, command, environment
 from flows.servers.state import Server, State, mlflow_of, prefect_of, read_state, state_file, write_state
 from flows.slots import slot_names
 from hacrl_core.errors import ConfigError
@@ -132,7 +133,7 @@ def test_other_machines_are_let_in_with_credentials_only(tmp_path, monkeypatch):
 
 def test_databases_are_apart_and_passwords_are_in_no_command_line(tmp_path, monkeypatch):
     url = "postgresql://ada:s3cret@db.lan:5433/team?sslmode=require"
-    assert database_url(url, "prefect") == "postgresql+asyncpg://ada:s3cret@db.lan:5433/team_prefect?sslmode=require"
+    assert database_url(url, "prefect") == "postgresql+asyncpg://ada:s3cret@db.lan:5433/team_prefect"
     assert database_url(url, "mlflow") == "postgresql+psycopg2://ada:s3cret@db.lan:5433/team_mlflow?sslmode=require"
     assert without_password(url) == "postgresql://ada@db.lan:5433/team"
     monkeypatch.setenv("HACRL_POSTGRES_URL", url)
@@ -141,6 +142,36 @@ def test_databases_are_apart_and_passwords_are_in_no_command_line(tmp_path, monk
     assert environment(Wanted(), "mlflow", Home(tmp_path))["MLFLOW_BACKEND_STORE_URI"].endswith(
         "team_mlflow?sslmode=require"
     )
+    assert (
+        environment(Wanted(), "prefect", Home(tmp_path))["PGSSLMODE"] == "require"
+    )  # asyncpg refuses it in the address
+    assert not any("s3cret" in value for value in environment(Wanted(), "worker", Home(tmp_path)).values())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://ada:s3cret@db.lan/team",
+        "postgresql://ada:s3cret@db.lan:port/team",
+        "postgresql://ada:s3c@ret@db.lan/team",  # the drivers do not agree where such a password ends
+        "postgresql://ada:s3c/ret@db.lan/team",
+        "postgresql://ada:s3cret@db.lan/team-1",
+        "postgresql://ada:s3cret@db.lan/team?connect_timeout=1",
+    ],
+)
+def test_an_address_that_drivers_read_differently_is_refused_without_showing_it(url):
+    with pytest.raises(ConfigError) as problem:
+        check_address(url)
+    assert not any(part in str(problem.value) for part in ("s3c", "ret@"))
+
+
+def test_addresses_that_all_drivers_understand():
+    for url in (
+        "postgresql:///team?host=/run/postgresql",
+        "postgres://db.lan",
+        "postgresql://ada:s3%40cret@[::1]:5433/team",
+    ):
+        check_address(url)
 
 
 def test_without_postgres_mlflow_serves_the_file_that_campaigns_write(tmp_path, monkeypatch):
