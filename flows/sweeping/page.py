@@ -49,20 +49,23 @@ STABILITY = (
     ),
     Claim("Without clipping, both agents end worse", "no_clipping", "hacpo", "lower"),
 )
-EXTENSIONS = tuple(
-    Claim(f"{method} beats {other}", name, against)
-    for name, method in (
-        ("pessimistic", "Pessimistic"),
-        ("calibrated", "Calibrated"),
-        ("calibrated_pessimistic", "Both"),
-    )
-    for against, other in (
-        ("hacpo", "HACPO"),
-        ("gspo_x2", "GSPO×2"),
-        ("naive", "Naive (as own)"),
-        ("naive_sampler_ratio", "Naive (ratio to sampler)"),
-    )
-)
+_RIVALS = {
+    "hacpo": "HACPO",
+    "gspo_x2": "GSPO×2",
+    "naive": "Naive (as own)",
+    "naive_sampler_ratio": "Naive (ratio to sampler)",
+}
+_EXTENSIONS = {
+    "pessimistic": "Pessimistic",
+    "undamped": "Pessimistic with α = 0",
+    "closed": "Pessimistic with α = 0 and δ = 0",
+    "calibrated": "Calibrated",
+    "calibrated_pessimistic": "Calibrated and pessimistic",
+}
+EXTENSIONS = {  # a table, and so a family of claims, for each method
+    method: tuple(Claim(f"{method} beats {other}", name, against) for against, other in _RIVALS.items())
+    for name, method in _EXTENSIONS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,17 @@ class Page:
                 found.update({(r.variant, r.seed): r for r in self.reports[name].results})
         return list(found.values())
 
-    def claims(self, claims: tuple[Claim, ...]) -> list[Answered]:
-        return answer_claims(claims, self.cells(), self.agents)
+    def claims(self, claims: tuple[Claim, ...], sweep: str | None = None) -> list[Answered]:
+        """Of the main task, or of one sweep, where claims about methods that it does not have are left out."""
+        if sweep is None:
+            return answer_claims(claims, self.cells(), self.agents)
+        results = self.reports[sweep].results
+        there = {r.variant for r in results}
+        return answer_claims([c for c in claims if {c.method, c.baseline} <= there], results, self.agents)
 
-    def against(self, variant: str, baseline: str) -> str:
+    def against(self, variant: str, baseline: str, sweep: str | None = None) -> str:
         """One difference in words; the correction is the claims' business."""
-        return answer_claims([Claim("", variant, baseline)], self.cells(), self.agents)[0].numbers(with_p=False)
+        return self.claims((Claim("", variant, baseline),), sweep)[0].numbers(with_p=False)
 
     @property
     def agents(self) -> list[str]:
@@ -170,7 +178,7 @@ def _write_files(name: str, report: SweepReport, folder: Path) -> None:
     (folder / f"{name}-summary.csv").write_text(summary_csv(report.comparisons))
     (folder / f"{name}-table.tex").write_text(report.accuracy().latex())
     draw_forest(report.comparisons, report.labels, report.baseline, report.agents, folder / f"{name}-forest.png")
-    if name in ("main", "extensions"):
+    if name in ("main", "extensions", "rivals", "longer"):
         draw_curves(report.results, report.variants, report.labels, report.agents, folder / f"{name}-curves.png")
         draw_costs(report.results, report.variants, report.labels, folder / f"{name}-costs.png")
 
