@@ -41,6 +41,7 @@ def check_campaign(console: Console, config: CampaignConfig) -> int:
     """Print what was found; 2 and one line per fault when the campaign would fail."""
     faults: list[str] = []
     problem = _problem(config, faults)
+    _check_benchmarks(config, faults)
     checkups = [_check(config, agent, problem) for agent in config.agents]
     for checkup in checkups:
         _show(console, checkup, [c.agent for c in checkups if c is not checkup and _shares_tokens(c, checkup)])
@@ -61,6 +62,15 @@ def _problem(config: CampaignConfig, faults: list[str]) -> Problem:
     except HacrlError as fault:
         faults.append(str(fault))
         return STAND_IN
+
+
+def _check_benchmarks(config: CampaignConfig, faults: list[str]) -> None:
+    """A benchmark that cannot be read would end the first night at its first evaluation."""
+    for benchmark in config.evaluate.benchmarks:
+        try:
+            load_problems(benchmark.problems)
+        except HacrlError as fault:
+            faults.append(f"benchmark {benchmark.name}: {fault}")
 
 
 def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:

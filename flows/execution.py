@@ -11,6 +11,7 @@ from flows.campaign import run_campaign
 from flows.divergence import Watch
 from flows.home import Home
 from flows.launch import Session, open_session, tracking
+from flows.logbook import FAILED
 from flows.prefect_server import forget_events, prefect_api
 from flows.records import read_entries
 from flows.replay import Observers, joined
@@ -128,7 +129,7 @@ def _logged(session: Session) -> Iterator[None]:
         yield
     except Exception as problem:
         session.log.write("error", str(first_error(problem) or f"{type(problem).__name__}: {problem}"))
-        session.log.write("end", f"failed after {time.monotonic() - begun:.1f} s")
+        session.log.write("end", f"{FAILED} after {time.monotonic() - begun:.1f} s")
         raise
     except BaseException:
         session.log.write("end", f"stopped from outside after {time.monotonic() - begun:.1f} s")

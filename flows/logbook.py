@@ -21,7 +21,9 @@ from stages.spec import StageCall
 
 KINDS = ("run", "start", "done", "cached", "waiting", "warning", "error", "end")
 NAME = "log.txt"
+FAILED = "failed"  # how the last line of a run that failed begins
 _POLL_SECONDS = 0.25
+_TAIL_BYTES = 1 << 16
 _WIDTH = 8  # of the kind
 
 
@@ -104,6 +106,21 @@ def read_log(folder: Path) -> list[Line]:
         return []
     with path.open(encoding="utf-8", errors="replace") as file:
         return [line for raw in file if (line := parse(raw)) is not None]
+
+
+def failure(folder: Path) -> str | None:
+    """What the last run failed of, as of the end of its log; None where it ended otherwise, or did not end."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = [
+            line for raw in file.read().decode("utf-8", "replace").splitlines() if (line := parse(raw)) is not None
+        ]
+    if not lines or lines[-1].kind != "end" or not lines[-1].text.startswith(FAILED):
+        return None
+    return next((line.text for line in reversed(lines) if line.kind == "error"), lines[-1].text)
 
 
 def follow(folder: Path, skip: int) -> Iterator[Line | None]:

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from flows.display import sparkline
 from flows.home import Home
-from flows.logbook import NAME, Line, follow, read_log
+from flows.logbook import NAME, Line, failure, follow, read_log
 from flows.looking import campaign_folders, find_campaign, last_touched
 from flows.records import is_running
 from flows.reporting.history import History, ago, clock, last, read_history, short, state_of
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
 
-_STATES = {"running": "cyan", "complete": "green", "stopped": "yellow"}
+_STATES = {"running": "cyan", "complete": "green", "stopped": "yellow", "failed": "red"}
 _KINDS = {"warning": "yellow", "error": "red", "run": "bold", "end": "bold", "cached": "dim", "start": "dim"}
 _REFRESH_SECONDS = 2.0
 _SHOWN_ALWAYS = 12  # past campaigns beyond these are counted, not listed, unless asked for
@@ -51,6 +51,7 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
         return f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml"
     listed = [f for i, f in enumerate(folders) if everything or i < _SHOWN_ALWAYS or is_running(f)]
     problems: list[Text] = []
+    failures: list[Text] = []
     campaigns, agents = _campaigns_table(), _agents_table()
     for folder in listed:
         try:
@@ -62,7 +63,9 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
             continue
         _add_campaign(campaigns, history, folder)
         _add_agents(agents, history)
-    parts: list[RenderableType] = [*problems, campaigns, Text(), agents]
+        if state_of(history, folder) == "failed":
+            failures.append(Text.assemble((f"{history.config.name} failed: ", "red"), failure(folder) or ""))
+    parts: list[RenderableType] = [*problems, campaigns, *([Text(), *failures] if failures else []), Text(), agents]
     if name is not None and is_running(folders[0]) and (under_way := _under_way(folders[0])):
         parts += [Text(), Text(f"now: {', '.join(under_way)}", style="dim")]
     if len(listed) < len(folders):

@@ -23,7 +23,7 @@ from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.errors import ArtifactError
 
 _BATCH = 1000  # MLflow's limit of metrics in one call
-_SHOWN = 2  # raise it when the projection learns to show more, so that the next replay brings it
+_SHOWN = 3  # raise it when the projection learns to show more, so that the next replay brings it
 PARENT = ""
 
 
@@ -140,7 +140,9 @@ class Projection:
         headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)
         if headline in manifest.metrics:
             short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
-            for run, name in ((PARENT, f"{short}/{entry.agent}"), (entry.agent, short)):
+            # With a second slash MLflow would show a section of its own below an empty one.
+            joint = "." if "/" in short else "/"
+            for run, name in ((PARENT, f"{short}{joint}{entry.agent}"), (entry.agent, short)):
                 if run in self._runs:
                     yield run, Metric(clean_name(name), manifest.metrics[headline], at, step)
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from flows.evaluating import versions_of
+from flows.logbook import failure
 from flows.records import Entry, is_running, read_campaign, read_entries
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
@@ -168,7 +169,9 @@ def read_history(store: Store, folder: Path) -> History:
 
 
 def state_of(history: History, folder: Path) -> str:
-    return "running" if is_running(folder) else "complete" if history.complete else "stopped"
+    if is_running(folder):
+        return "running"
+    return "complete" if history.complete else "failed" if failure(folder) else "stopped"
 
 
 def smooth(points: Points, width: int = 5) -> Points:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flows.reporting.history import History
+from flows.reporting.history import History, short
 from flows.reporting.panels import Bars, Chart, Layers, Panel, Section
 
 # Okabe and Ito's colours, told apart by people who see fewer of them.
@@ -44,6 +44,9 @@ def draw_panels(panels: tuple[Panel, ...], agents: list[str], path: Path) -> Pat
             axis.set_xlabel(panel.x_title)
             if panel.x_title == "iterations":
                 axis.xaxis.get_major_locator().set_params(integer=True)
+            else:  # counts: 20k, 40k, so that they do not run into each other
+                axis.xaxis.get_major_locator().set_params(nbins=6)
+                axis.xaxis.set_major_formatter(lambda value, _: short(value))
             _chart(axis, panel, len(agents)) if isinstance(panel, Chart) else _layers(axis, panel)
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_visible(False)

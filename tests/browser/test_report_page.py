@@ -52,6 +52,8 @@ def test_every_panel_is_drawn_and_nothing_complains(browser, report, view, tmp_p
     assert min(sizes) > 60
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide == 0
+    spilt = page.locator(".card").evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).length")
+    assert spilt == 0  # a table of versions stays inside its card
     picture = page.screenshot(path=tmp_path / f"{view}.png", full_page=True)
     assert len(picture) > 50_000
     page.context.close()

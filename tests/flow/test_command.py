@@ -83,7 +83,7 @@ def test_tracking_has_a_parent_and_a_child_per_agent_and_each_point_once(hacrl):
     keys = {key for _, key, _ in points}
     assert {
         "reward/ada",
-        "accuracy/held_out/ben",
+        "accuracy/held_out.ben",
         "verify/reward_mean",
         "update/foreign_ratio_mean",
         "credit/capability",

@@ -40,6 +40,14 @@ def test_a_ready_campaign(checkpoint):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_benchmark_that_cannot_be_read_is_found_before_the_night(tmp_path):
+    held_out = TINY["evaluate"]["benchmarks"][0]
+    large = {**held_out, "name": "large", "problems": {**held_out["problems"], "size": 10_000}}
+    code, text = look(tiny(evaluate={"benchmarks": [held_out, large]}))
+    assert code == 2
+    assert "fault: benchmark large: arithmetic" in text.replace("\n", " ")
+
+
 def test_each_fault_is_one_line(checkpoint, tmp_path):
     dumb = byte_tokenizer()
     dumb.chat_template = None

@@ -220,7 +220,11 @@ def test_down_stops_a_campaign_and_leaves_nothing(servers, foreground):
     servers("deploy", servers.config("cut_off", iterations=1000, seed=1), "--now")
     wait_for(lambda: any(r["state_name"] == "Running" for r in servers.runs("cut_off")), 60, "the campaign")
     wait_for(lambda: (servers.home.campaign("cut_off") / "stages.jsonl").exists(), 60, "its first stage")
+    assert "is removed" in servers("deploy", "--remove", "cut_off")  # and its run still comes to an end in Prefect
     assert "campaign cut_off was stopped; its next run goes on" in servers("down")
+    with sqlite3.connect(servers.home.root / "prefect" / "prefect.db") as database:
+        query = "select distinct state_type from flow_run where name like 'cut_off%'"
+        assert [state for (state,) in database.execute(query)] in (["CRASHED"], ["CANCELLED"])
     assert foreground.wait(timeout=20) == 0
     assert carrying(state.token) == []
     assert "nothing runs" in servers("down")

@@ -75,6 +75,21 @@ def test_a_running_campaign_has_time_left_and_says_what_it_does(own):
     assert "stopped" in shown(own, "seen")
 
 
+def test_a_campaign_that_failed_says_so_and_why_until_it_runs_again(own):
+    with Record(own.campaign("seen"), seen_config(iterations=5)):
+        log = Logbook(own.campaign("seen"))
+    for kind, text in (("run", "seen"), ("error", "the disk of /somewhere is full"), ("end", "failed after 3.0 s")):
+        log.write(kind, text)
+    text = shown(own)
+    assert "failed" in next(line for line in text.splitlines() if line.startswith("seen "))
+    assert "seen failed: the disk of /somewhere is full" in text
+    log.write("run", "seen")  # and was killed
+    assert "stopped" in shown(own)
+    log.write("end", "complete: 3 stages ran, 0 from the store, 1.0 s")
+    log.close()
+    assert "failed" not in shown(own)
+
+
 def test_many_campaigns_are_counted_and_a_long_name_does_not_break_the_table(own):
     for number in range(14):
         with Record(
