@@ -146,9 +146,13 @@ def _client(home: Home) -> Iterator["SyncPrefectClient"]:
             yield client
     except PrefectHTTPStatusError as problem:
         answer = problem.response
+        remedy = (
+            "put user:password into HACRL_CREDENTIALS"
+            if answer.status_code == 401
+            else "hacrl ps shows the servers, logs/prefect.log says why"
+        )
         raise HacrlError(
-            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: {answer.text[:200]}; "
-            "hacrl ps shows the servers, logs/prefect.log says why"
+            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: {answer.text[:200]}; {remedy}"
         ) from None
     except httpx.HTTPError as problem:
         raise HacrlError(

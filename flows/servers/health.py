@@ -12,6 +12,7 @@ from flows.home import Home
 from flows.servers.credentials import find_credentials
 from flows.servers.state import POOL, State
 
+CLOSED = "401"  # it answers, and wants credentials that this shell does not have
 _HEARTBEAT_SECONDS = 60  # the worker sends one every ten
 
 
@@ -29,6 +30,8 @@ def answers(state: State, server: str, home: Home) -> bool:
 
 def _worker_polls(state: State, home: Home) -> bool:
     body = _get(f"{state.prefect_url}/api/work_pools/{POOL}/workers/filter", find_credentials(home), data=b"{}")
+    if body == CLOSED:
+        return True  # who may not ask sees that it lives, no more
     try:
         workers: list[dict[str, Any]] = json.loads(body or "[]")
         beats = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
@@ -47,5 +50,7 @@ def _get(url: str, credentials: str | None = None, data: bytes | None = None) ->
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=3) as answer:
             text: str = answer.read().decode()
             return text
+    except urllib.error.HTTPError as problem:
+        return CLOSED if problem.code == 401 else None
     except (urllib.error.URLError, OSError, ValueError):
         return None
