@@ -101,14 +101,15 @@ def end(processes: Iterable[Process], patience: float) -> list[Process]:
     left = [process for process in processes if process.alive()]
     for process in left:
         process.signal(signal.SIGTERM)
-    left = _wait(left, patience)
+    left = wait(left, patience)
     for process in left:
         process.signal(signal.SIGKILL)
-    _wait(left, 5)
+    wait(left, 5)
     return left
 
 
-def _wait(processes: list[Process], seconds: float) -> list[Process]:
+def wait(processes: list[Process], seconds: float) -> list[Process]:
+    """For their end; returns those that still live."""
     deadline = time.monotonic() + seconds
     while (left := [process for process in processes if process.alive()]) and time.monotonic() < deadline:
         time.sleep(0.05)

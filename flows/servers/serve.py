@@ -15,10 +15,11 @@ from typing import Any
 
 from flows.home import Home
 from flows.servers.credentials import client_environment, find_credentials, require_credentials
-from flows.servers.processes import children
+from flows.servers.processes import children, wait
 from flows.servers.state import POOL, reachable
 from hacrl_core.errors import HacrlError
 
+STOP_SECONDS = 12.0  # the supervisor has patience for 20
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 
 
@@ -152,11 +153,14 @@ def serve_worker(options: argparse.Namespace) -> None:
 
 
 def _stop_campaigns_first(stop_worker: Any) -> None:
-    """On SIGTERM Prefect's worker waits for what it runs, which may be a whole night. Campaigns resume, so they are ended too."""
+    """On SIGTERM Prefect's worker waits for what it runs, which may be a whole night, and on SIGINT it kills it at once. Campaigns resume,
+    so they are asked to end, and get the time to say so in their log, in MLflow and to Prefect."""
 
     def stop(number: int, frame: Any) -> None:
-        for campaign in children(os.getpid()):
+        campaigns = children(os.getpid())
+        for campaign in campaigns:
             campaign.signal(signal.SIGTERM)
+        wait(campaigns, STOP_SECONDS)
         stop_worker(number, frame)
 
     signal.signal(signal.SIGTERM, stop)
