@@ -23,7 +23,19 @@ from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
 from stages.spec import find_stage
 
-SWEEPS = ("tuning", "main", "ablations", "extensions", "rivals", "answers", "gap", "three", "longer", "alpha")
+SWEEPS = (
+    "tuning",
+    "main",
+    "ablations",
+    "extensions",
+    "rivals",
+    "confirm",
+    "answers",
+    "gap",
+    "three",
+    "longer",
+    "alpha",
+)
 _MECHANISMS = {
     "no_omega_advantage": "the capability-aware advantage",
     "no_omega_gradient": "ω in the gradient",
@@ -66,6 +78,15 @@ EXTENSIONS = {  # a table, and so a family of claims, for each method
     method: tuple(Claim(f"{method} beats {other}", name, against) for against, other in _RIVALS.items())
     for name, method in _EXTENSIONS.items()
 }
+# Written down before confirm.yaml ran, on seeds of its own: what seeds 1 to 8 suggested. One family.
+CONFIRMED = (
+    Claim("HACPO beats GSPO×2", "hacpo", "gspo_x2"),
+    Claim("Pessimistic beats GSPO×2", "pessimistic", "gspo_x2"),
+    Claim("Pessimistic beats HACPO", "pessimistic", "hacpo"),
+    Claim("Ratio to the sampler (Naive's second reading) beats GSPO×2", "naive_sampler_ratio", "gspo_x2"),
+    Claim("Ratio to the sampler beats HACPO", "naive_sampler_ratio", "hacpo"),
+    Claim("Pessimistic with α = 0 and δ = 0 beats GSPO×2", "closed", "gspo_x2"),
+)
 
 
 @dataclass(frozen=True)
