@@ -29,14 +29,14 @@ def figure(
     (theirs, ours), (their_clock, our_clock) = (
         [statistics.median(times) for times in sides.values()] for sides in (cpu_seconds, seconds)
     )
-    ratio = theirs / ours
+    ratio, by_the_clock = theirs / ours, their_clock / our_clock
     shown = ", ".join(f"{side} {rate:,.4g}" for side, rate in rates.items())
-    print(f"{name}: {ratio:.2f} x (target {target}), {their_clock / our_clock:.2f} x by the clock; {unit}: {shown}")
+    print(f"{name}: {ratio:.2f} x (target {target}), {by_the_clock:.2f} x by the clock; {unit}: {shown}")
     return {
         "name": name,
         "value": round(ratio, 3),
         "target": target,
-        "met": ratio >= target,
-        "by_the_clock": round(their_clock / our_clock, 3),
+        "met": min(ratio, by_the_clock) >= target,  # the clock counts waiting for the disk, too
+        "by_the_clock": round(by_the_clock, 3),
         unit: {side: round(rate, 2) for side, rate in rates.items()},
     }

@@ -153,6 +153,15 @@ class Calls:
         }
         return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)
 
+    def sources(self) -> dict[str, Any]:
+        """What the calls know by content and the config by name only: data, checkpoints, a verifier of the user's."""
+        return {
+            "problems": self._problems_digest,
+            "benchmarks": {b.name: self._benchmark_digest(b) for b in self.config.evaluate.benchmarks},
+            "checkpoints": {a: source_digest(s.checkpoint) for a, s in self.config.agents.items() if s.checkpoint},
+            "verifier": self._verifier_source,
+        }
+
     def _benchmark_digest(self, benchmark: BenchmarkConfig) -> str:
         if benchmark.name not in self._digests:
             self._digests[benchmark.name] = load_problems(benchmark.problems).content_digest

@@ -26,6 +26,7 @@ COSINE_ROWS = (
 
 
 Table = list[dict[str, Any]]
+_OF_SAMPLERS = ("rollout_id", "is_own", "mean_logprob")  # what the learner needs of another's scores
 
 
 class UpdateSlice(StrictConfig):
@@ -76,10 +77,16 @@ def run(
     from hacrl_core.engines.warm import give_back_memory, keep_agent, take_agent
 
     credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
-    scores = {s: _scores(inputs[f"scores/{s}"]) for s in {*config.samplers, config.learner}}
+    scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in config.samplers if s != config.learner}
+    scores[config.learner] = _scores(inputs[f"scores/{config.learner}"])
     reference = _scores(inputs["reference"]) if "reference" in inputs else []
     rows = _rows(credits, scores, reference, config)
     failed = _error_share(credits, scores, config)
+    del (
+        credits,
+        scores,
+        reference,
+    )  # as Python objects they would weigh as much as a small model all through the training
     if config.max_error_share is not None and failed > config.max_error_share:
         context.warn(
             f"update {config.learner} #{config.iteration}: skipped, the verifier failed on {failed:.0%} of a sampler's responses"
@@ -111,8 +118,8 @@ def run(
     return Result(metrics, published=published)
 
 
-def _scores(ref: ArtifactRef) -> Table:
-    rows: Table = read_table(ref.path / "scores.parquet", SCORES).to_pylist()
+def _scores(ref: ArtifactRef, columns: Sequence[str] = SCORES.fields.names) -> Table:
+    rows: Table = read_table(ref.path / "scores.parquet", SCORES).select(columns).to_pylist()
     return rows
 
 

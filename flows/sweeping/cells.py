@@ -85,7 +85,7 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         finally:
             for worker in workers.values():
                 worker.stop(now=not complete)
-        mark_finished(job, record.entries())
+        mark_finished(job, record.entries(), calls.sources())
     return count.tally
 
 

@@ -1,6 +1,6 @@
 """Claims answered with yes, no or not shown: each is a difference between two methods that must hold for every agent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ class Answered:
     differences: Mapping[str, Difference]  # by agent
     corrected: Mapping[str, float | None]  # p by agent, after Holm's correction over all claims answered together
     family: int
+    failed: tuple[str, ...] = ()  # methods of the claim of which a cell ended in an error
 
     def numbers(self, scale: float = 100.0, *, with_p: bool = True) -> str:
         parts = []
@@ -42,15 +43,23 @@ class Answered:
         return "; ".join(parts) or "no finished cells"
 
     def why(self) -> str:
-        """Why it is not shown, where the number of seeds alone decides that."""
+        """Why it is not shown, where failures or the number of seeds alone decide that."""
+        if self.failed:
+            return f"cells of {' and '.join(self.failed)} failed: what is left may be what went well"
         if self.answer == "not shown" and self.seeds and self.family * 2.0 ** (1 - self.seeds) >= LEVEL:
             noun = "seed" if self.seeds == 1 else "seeds"
             return f"{self.seeds} {noun} cannot show it, {seeds_needed(self.family)} could"
         return ""
 
 
-def answer_claims(claims: Sequence[Claim], results: Sequence[CellResult], agents: Sequence[str]) -> list[Answered]:
-    """All claims are one family. Yes: every agent differs as claimed. No: some agent differs the other way, none as claimed."""
+def answer_claims(
+    claims: Sequence[Claim],
+    results: Sequence[CellResult],
+    agents: Sequence[str],
+    failed: Collection[str] = (),
+) -> list[Answered]:
+    """All claims given together are one family. Yes: every agent differs as claimed. No: some agent differs the other way (corrected
+    for the number of agents, as any of them would do), none as claimed. Where cells failed, neither."""
     found = [{a: d for a in agents if (d := _difference(c, results, a)) is not None} for c in claims]
     corrected: list[dict[str, float | None]] = [{} for _ in claims]
     for agent in agents:
@@ -59,10 +68,12 @@ def answer_claims(claims: Sequence[Claim], results: Sequence[CellResult], agents
             corrected[place][agent] = p
     answered = []
     for claim, differences, ps_of in zip(claims, found, corrected, strict=True):
-        signs = [_sign(differences[a], ps_of[a], claim.expected) for a in differences]
+        signs = [_sign(differences[a], ps_of[a], claim.expected, len(differences)) for a in differences]
         seeds = min((d.seeds for d in differences.values()), default=0)
-        family = sum(bool(differences) for differences in found)
-        answered.append(Answered(claim, _answer(signs), seeds, differences, ps_of, family))
+        family = sum(any(d.p is not None for d in differences.values()) for differences in found)
+        lost = tuple(name for name in (claim.method, claim.baseline) if name in failed)
+        answer = "not shown" if lost else _answer(signs)
+        answered.append(Answered(claim, answer, seeds, differences, ps_of, family, lost))
     return answered
 
 
@@ -74,11 +85,12 @@ def _answer(signs: list[int]) -> Answer:
     return "no" if -1 in signs and 1 not in signs else "not shown"
 
 
-def _sign(difference: Difference, p: float | None, expected: str) -> int:
+def _sign(difference: Difference, p: float | None, expected: str, agents: int) -> int:
     """1: as claimed, −1: the other way, 0: chance cannot be excluded."""
-    if p is None or p >= LEVEL:
+    as_claimed = (difference.mean > 0) == (expected == "higher")
+    if p is None or (p if as_claimed else p * agents) >= LEVEL:
         return 0
-    return 1 if (difference.mean > 0) == (expected == "higher") else -1
+    return 1 if as_claimed else -1
 
 
 def _difference(claim: Claim, results: Sequence[CellResult], agent: str) -> Difference | None:

@@ -7,9 +7,10 @@ another. Those of the next seed come a little before the last cells of this one,
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from flows.records import Entry
 from hacrl_core.artifacts import Store
@@ -17,10 +18,11 @@ from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.sweep import Cell
 from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.problems import load_problems
 from stages.spec import Context, find_stage
 
 STAGES = ("adopt", "warmstart", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
-MARK = "finished.json"
+MARK, FAILED = "finished.json", "failed.json"
 
 
 @dataclass(frozen=True)
@@ -84,27 +86,68 @@ def order_jobs(cells: Sequence[Cell], campaigns: Path, concurrency: int) -> list
     return ordered
 
 
-def mark_finished(job: Job, entries: Sequence[Entry]) -> None:
+def mark_finished(job: Job, entries: Sequence[Entry], sources: Mapping[str, Any]) -> None:
     """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell consists of."""
-    draft = job.folder / f"{MARK}.draft"
-    draft.write_text(json.dumps({**fingerprint(job.config), "entries": [asdict(entry) for entry in entries]}))
-    os.replace(draft, job.folder / MARK)
+    mark = {**fingerprint(job.config, sources), "entries": [asdict(entry) for entry in entries]}
+    _write(job.folder / MARK, mark)
+    (job.folder / FAILED).unlink(missing_ok=True)
+
+
+def mark_failed(job: Job, why: str) -> None:
+    """A cell that ended in an error says so in every report: leaving it out without a word would favour what survives."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _write(job.folder / FAILED, {"why": why.partition("\n")[0]})
+
+
+def why_failed(folder: Path) -> str | None:
+    """None: it did not fail, it was not run, or it was finished since."""
+    try:
+        return str(json.loads((folder / FAILED).read_text())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(content))
+    os.replace(draft, path)
 
 
 def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
-    """What the cell consists of; None unless it was finished with these settings and stage versions and every artifact is there."""
+    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every artifact is there."""
     try:
         mark = json.loads((job.folder / MARK).read_text())
         entries = [Entry(**raw) for raw in mark.pop("entries")]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if mark != fingerprint(job.config):
+    if mark != fingerprint(job.config, _sources_now(job.config)):
         return None
     objects = store_root / "objects"
     return entries if all((objects / e.stage / e.key / MANIFEST).exists() for e in entries) else None
 
 
-def fingerprint(config: CampaignConfig) -> dict[str, object]:
-    """What decides whether a finished cell is still the cell: its settings and the versions of the stages."""
+def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
+    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the stages."""
     settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
-    return {"settings": digest_of(settings), "versions": {name: find_stage(name).version for name in STAGES}}
+    return {
+        "settings": digest_of(settings),
+        "sources": digest_of(dict(sources)),
+        "versions": {name: find_stage(name).version for name in STAGES},
+    }
+
+
+_known_sources: dict[str, dict[str, Any]] = {}  # of this process: reading data again for every cell would take minutes
+
+
+def _sources_now(config: CampaignConfig) -> dict[str, Any]:
+    from flows.calls import Calls
+
+    asked = digest_of(
+        [
+            config.model_dump(mode="json", include={"problems", "evaluate", "verify"}),
+            {name: agent.model_dump(mode="json", include={"checkpoint"}) for name, agent in config.agents.items()},
+        ]
+    )
+    if asked not in _known_sources:
+        _known_sources[asked] = Calls(config, load_problems(config.problems).content_digest).sources()
+    return _known_sources[asked]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.home import Home
-from flows.sweeping.jobs import Job, Tally, finished_entries, order_jobs
+from flows.sweeping.jobs import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweeping.plan import Plan, make_plan
 from flows.sweeping.report import SweepReport, make_report, write_report
 from flows.sweeping.tracking import SweepTracker
@@ -104,10 +104,13 @@ def _run(
         except HacrlError as problem:
             with lock:
                 outcome.failures[job.label] = problem
+            if job.origin is None:
+                mark_failed(job, str(problem))
             warn(console, f"{job.label}: {problem}")
             raise
         with lock:
             outcome.tally += tally
+            outcome.failures.pop(job.label, None)  # it failed, and was tried again without Prefect
             done += job.origin is None
             left = (time.monotonic() - begun) / max(done, 1) * (len(todo) - done)
         if job.origin is None:
@@ -127,6 +130,9 @@ def _run(
         complete = True
     finally:
         pool.stop(now=not complete)
+    for cell in todo:
+        if cell.label not in outcome.failures and finished_entries(_job(cell, home), home.store) is None:
+            outcome.failures[cell.label] = HacrlError("ended without a result; the same command again runs it")
 
 
 class Pool:

@@ -21,6 +21,7 @@ from flows.sweeping.results import CellResult
 from flows.sweeping.tables import cells_csv, summary_csv
 from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.errors import ConfigError
 from stages.spec import find_stage
 
 SWEEPS = (
@@ -36,6 +37,7 @@ SWEEPS = (
     "longer",
     "alpha",
 )
+MAIN_TASK = ("main", "ablations", "extensions", "rivals", "alpha")  # sweeps of one task and one set of seeds
 _MECHANISMS = {
     "no_omega_advantage": "the capability-aware advantage",
     "no_omega_gradient": "ω in the gradient",
@@ -104,18 +106,29 @@ class Page:
     def cells(self) -> list[CellResult]:
         """All cells of the main task, whichever sweep ran them; one that several sweeps have counts once."""
         found: dict[tuple[str, int], CellResult] = {}
-        for name in ("main", "ablations", "extensions", "rivals", "alpha"):
-            if name in self.reports:
-                found.update({(r.variant, r.seed): r for r in self.reports[name].results})
+        for name in MAIN_TASK:
+            for result in self.reports[name].results if name in self.reports else ():
+                same = found.setdefault((result.variant, result.seed), result)
+                if any(same.agents[a].version != agent.version for a, agent in result.agents.items()):
+                    raise ConfigError(
+                        f"sweep {name}: {result.variant}, seed {result.seed} ended with other weights than in a sweep before it; "
+                        "the settings of both must agree"
+                    )
         return list(found.values())
+
+    def failed(self, sweep: str | None) -> frozenset[str]:
+        return frozenset().union(
+            *(self.reports[n].failed for n in (MAIN_TASK if sweep is None else (sweep,)) if n in self.reports)
+        )
 
     def claims(self, claims: tuple[Claim, ...], sweep: str | None = None) -> list[Answered]:
         """Of the main task, or of one sweep, where claims about methods that it does not have are left out."""
         if sweep is None:
-            return answer_claims(claims, self.cells(), self.agents)
+            return answer_claims(claims, self.cells(), self.agents, self.failed(None))
         results = self.reports[sweep].results
         there = {r.variant for r in results}
-        return answer_claims([c for c in claims if {c.method, c.baseline} <= there], results, self.agents)
+        asked = [c for c in claims if {c.method, c.baseline} <= there]
+        return answer_claims(asked, results, self.agents, self.failed(sweep))
 
     def against(self, variant: str, baseline: str, sweep: str | None = None) -> str:
         """One difference in words; the correction is the claims' business."""
@@ -188,7 +201,13 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path) -> None:
     environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
     environment.filters["percent"] = lambda value: f"{100 * value:.1f}"
     template = environment.from_string((folder / "template.md").read_text())
-    sets: dict[str, Any] = {"CLAIMS": CLAIMS, "REMOVALS": REMOVALS, "STABILITY": STABILITY, "EXTENSIONS": EXTENSIONS}
+    sets: dict[str, Any] = {
+        "CLAIMS": CLAIMS,
+        "REMOVALS": REMOVALS,
+        "STABILITY": STABILITY,
+        "EXTENSIONS": EXTENSIONS,
+        "CONFIRMED": CONFIRMED,
+    }
     (docs / "results.md").write_text(template.render(page=Page(reports), reports=reports, **sets))
 
 

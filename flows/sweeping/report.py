@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.sweeping.comparison import Comparison, compare_variants
+from flows.sweeping.jobs import why_failed
 from flows.sweeping.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweeping.results import BOTH, CellResult, read_results
 from flows.sweeping.tables import (
@@ -19,6 +20,13 @@ from hacrl_core.config.sweep import Sweep
 
 
 @dataclass(frozen=True)
+class Unfinished:
+    variant: str
+    seed: int
+    why: str | None  # the error it ended in; None: not run
+
+
+@dataclass(frozen=True)
 class SweepReport:
     """A sweep's numbers, compared; ``variants`` are those with finished cells."""
 
@@ -28,6 +36,22 @@ class SweepReport:
     variants: list[str]
     agents: list[str]
     comparisons: list[Comparison]
+    unfinished: list[Unfinished]
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """Variants of which a cell ended in an error."""
+        return frozenset(u.variant for u in self.unfinished if u.why is not None)
+
+    def gaps(self) -> str:
+        """A line for each variant that lacks seeds. Comparisons use the others, which may be those that went well."""
+        lines = []
+        for variant in dict.fromkeys(u.variant for u in self.unfinished):
+            mine = [u for u in self.unfinished if u.variant == variant]
+            each = "; ".join(f"seed {u.seed} {'not run' if u.why is None else f'failed: {u.why}'}" for u in mine)
+            label = self.sweep.config.label(variant)
+            lines.append(f"{label}: {len(mine)} of {len(self.sweep.config.seeds)} seeds without a result ({each})")
+        return "\n".join(lines)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -47,7 +71,7 @@ class SweepReport:
                 )
                 gain = f"  {100 * c.difference.mean:+.1f} points" if c.difference else ""
                 lines.append(f"{self.labels[c.variant]:<28} {len(c.seeds)} seeds  {means}{gain}  {c.words()}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([self.gaps()] if self.unfinished else [])])
 
     def metrics(self) -> dict[str, float]:
         """Means over seeds, for the sweep's run in MLflow."""
@@ -67,7 +91,13 @@ def make_report(sweep: Sweep, home: Path, baseline: str | None = None) -> SweepR
     agents = [a for a in sweep.cells[0].config.agents if all(a in r.agents for r in results)]
     against = baseline or sweep.config.compared_with
     comparisons = compare_variants(results, variants, against, agents) if against in variants else []
-    return SweepReport(sweep, against, results, variants, agents, comparisons)
+    return SweepReport(sweep, against, results, variants, agents, comparisons, _unfinished(sweep, results, home))
+
+
+def _unfinished(sweep: Sweep, results: list[CellResult], home: Path) -> list[Unfinished]:
+    there = {(r.variant, r.seed) for r in results}
+    missing = [c for c in sweep.cells if (c.variant, c.seed) not in there]
+    return [Unfinished(c.variant, c.seed, why_failed(home / "campaigns" / c.label)) for c in missing]
 
 
 def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Path]:
@@ -77,7 +107,12 @@ def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Pa
     folder.mkdir(parents=True, exist_ok=True)
     table = report.accuracy()
     texts = {
-        "table.md": table.markdown() + "\n" + report.words().markdown() + "\n" + report.diagnostics().markdown(),
+        "table.md": table.markdown()
+        + "\n"
+        + report.words().markdown()
+        + "\n"
+        + report.diagnostics().markdown()
+        + ("\n" + report.gaps() + "\n" if report.unfinished else ""),
         "table.tex": table.latex(),
         "summary.csv": summary_csv(report.comparisons),
         "cells.csv": cells_csv(report.results),

@@ -1,5 +1,7 @@
 """A sweep in MLflow: one parent run, below it the runs of every cell, replayed from the manifests when a cell is finished."""
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +12,8 @@ from flows.sweeping.jobs import Job, finished_entries
 from flows.tracking import Projection, clean_name, find_experiment, quiet_environment, tracking_uri
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import Cell, Sweep
+
+LAST_WORD_SECONDS = 5.0  # for MLflow, when a sweep is stopped
 
 
 class SweepTracker:
@@ -35,9 +39,18 @@ class SweepTracker:
 
     def __exit__(self, kind: Any, *error: object) -> None:
         status = "FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
-        if self._client is not None or kind is None:
+        if kind is None:
             self._later(lambda: self._open().set_terminated(self._run, status))
-        self._thread.shutdown(wait=kind is None, cancel_futures=kind is not None)
+            self._thread.shutdown()
+            return
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            last = threading.Thread(target=self._guarded, args=(lambda: self._close(status),), daemon=True)
+            last.start()
+            last.join(LAST_WORD_SECONDS)
+
+    def _close(self, status: str) -> None:
+        self._client.set_terminated(self._run, status)
 
     def _later(self, work: Callable[[], Any]) -> None:
         if self._enabled:
@@ -67,7 +80,11 @@ class SweepTracker:
         from mlflow.entities import Metric
 
         client = self._open()
-        client.log_batch(self._run, metrics=[Metric(clean_name(name), value, 0, 0) for name, value in metrics.items()])
+        now = int(time.time() * 1000)  # MLflow shows the newest by time, and of equally new ones the largest
+        client.log_batch(
+            self._run, metrics=[Metric(clean_name(name), value, now, 0) for name, value in metrics.items()]
+        )
+        client.log_dict(self._run, self._sweep.config.model_dump(mode="json"), "sweep.json")
         for path in files:
             client.log_artifact(self._run, str(path))
 
@@ -91,6 +108,5 @@ class SweepTracker:
             else:
                 made = client.create_run(experiment, run_name=name, tags={"hacrl.sweep": name})
                 self._run = made.info.run_id
-                client.log_dict(self._run, self._sweep.config.model_dump(mode="json"), "sweep.json")
             self._client = client
         return self._client

@@ -77,9 +77,10 @@ def take_agent(
     warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
 ) -> Agent:
     """The agent of these weights in float32, to be trained: it is no longer kept, so that a failure leaves no half-trained one behind."""
-    _keep_freed_memory()
     agent = warm_agent(warm, checkpoint, policy_digest, device=device, attention=attention)
     del warm["agent"]
+    if sum(p.numel() * p.element_size() for p in agent.model.parameters()) < _WORTH_GIVING_BACK:
+        _keep_freed_memory()
     return agent
 
 
