@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flows.calls import Calls
 from flows.records import Entry
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.store import MANIFEST
@@ -140,8 +141,6 @@ _known_sources: dict[str, dict[str, Any]] = {}  # of this process: reading data 
 
 
 def _sources_now(config: CampaignConfig) -> dict[str, Any]:
-    from flows.calls import Calls
-
     asked = digest_of(
         [
             config.model_dump(mode="json", include={"problems", "evaluate", "verify"}),

@@ -46,6 +46,20 @@ def test_answers(method, expected, found):
     assert answer(method, (LOW, LOW), expected).answer == found
 
 
+def test_where_cells_failed_nothing_is_shown():
+    results = cells("m", HIGH, HIGH) + cells("b", LOW, LOW)
+    found = answer_claims([Claim("", "m", "b")], results, ["ada", "ben"], failed={"b"})[0]
+    assert (found.answer, found.why()) == (
+        "not shown",
+        "cells of b failed: what is left may be what went well",
+    )
+
+
+def test_a_no_is_corrected_for_the_number_of_agents():
+    six = [values[:6] for values in (MIXED, HIGH, LOW)]  # six seeds: p is 0.031 at best, 0.063 for either of two agents
+    assert answer((six[0], six[1]), (six[2], six[2]), "lower").answer == "not shown"
+
+
 def test_one_agent_up_and_one_down_is_not_shown_either_way():
     low = [value - 0.05 for value in LOW]
     assert answer((HIGH, low), (LOW, LOW)).answer == "not shown"

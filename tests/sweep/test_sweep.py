@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from flows.home import Home
+from flows.sweeping import jobs
 from flows.sweeping.jobs import Job, Tally, finished_entries, order_jobs
 from flows.sweeping.launch import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
 from flows.sweeping.page import write_page
@@ -148,7 +149,28 @@ def test_a_cell_that_fails_does_not_stop_the_others(first, place, home):
     sweep = load_sweep(written(place, variants=variants, seeds=[1]))
     outcome = run_sweep(sweep, home, Console(file=io.StringIO()), execute_with_threads, Failing(home.store))
     assert list(outcome.failures) == ["little.a.s1"]
-    assert [r.variant for r in make_report(sweep, home.root).results] == ["b"]
+    report = make_report(sweep, home.root)
+    assert [r.variant for r in report.results] == ["b"]
+    assert report.failed == {"a"}
+    assert report.gaps() == "a: 1 of 1 seeds without a result (seed 1 failed: update ada #0: loss is not finite)"
+    again = run_sweep(sweep, home, Console(file=io.StringIO()), execute_with_threads, Here(home.store))
+    assert not again.failures
+    assert make_report(sweep, home.root).unfinished == []
+
+
+def test_a_cell_that_nobody_ran_is_a_failure(first, place, home):
+    sweep = load_sweep(written(place, variants={"lost": {"algorithm.preset": "gspo"}}, seeds=[1]))
+    outcome = run_sweep(sweep, home, Console(file=io.StringIO()), lambda work, home: None, Here(home.store))
+    assert list(outcome.failures) == ["little.lost.s1"]
+    assert make_report(sweep, home.root).gaps().endswith("(seed 1 not run)")
+
+
+def test_other_data_under_the_same_name_unfinishes_a_cell(first, place, home, monkeypatch):
+    job = Job(load_sweep(written(place)).cells[0].config, home.campaign("little.gspo.s1"))
+    assert finished_entries(job, home.store) is not None
+    monkeypatch.setattr(jobs, "_known_sources", {})
+    monkeypatch.setattr(jobs.Calls, "sources", lambda self: {"problems": "others"})
+    assert finished_entries(job, home.store) is None
 
 
 def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, home):
