@@ -200,7 +200,6 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path) -> None:
     )
     environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
     environment.filters["percent"] = lambda value: f"{100 * value:.1f}"
-    template = environment.from_string((folder / "template.md").read_text())
     sets: dict[str, Any] = {
         "CLAIMS": CLAIMS,
         "REMOVALS": REMOVALS,
@@ -208,7 +207,10 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path) -> None:
         "EXTENSIONS": EXTENSIONS,
         "CONFIRMED": CONFIRMED,
     }
-    (docs / "results.md").write_text(template.render(page=Page(reports), reports=reports, **sets))
+    for template, target in (("template.md", "results.md"), ("winner.md", "shared-gspo.md")):
+        if template == "template.md" or "confirm" in reports:
+            text = environment.from_string((folder / template).read_text())
+            (docs / target).write_text(text.render(page=Page(reports), reports=reports, **sets))
 
 
 def _write_files(name: str, report: SweepReport, folder: Path) -> None:

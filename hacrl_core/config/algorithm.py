@@ -141,6 +141,7 @@ _NAIVE = {
     "stepwise_clip": False,
     "cross_clip": False,
 }
+_SHARED_GSPO = {**_NAIVE, "foreign_treatment": "sampler_ratio_min"}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -149,7 +150,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gspo_x2": _GSPO,  # with CAMPAIGN_OVERRIDES
         "grpo": {**_GSPO, "ratio_level": "token", "self_clip_low": 0.2, "self_clip_high": 0.28},
         "naive": {**_NAIVE, "foreign_treatment": "as_own"},
-        "naive_sampler_ratio": {**_NAIVE, "foreign_treatment": "sampler_ratio_min"},
+        "naive_sampler_ratio": _SHARED_GSPO,
         # Ablations of the paper.
         "without_capability_advantage": {"capability_aware_advantage": False},
         "without_capability_gradient": {"capability_in_gradient": False},
@@ -160,6 +161,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "without_stepwise": {"stepwise_clip": False},
         "without_clipping": {"cross_clip": False},
         # Extensions, not of the paper.
+        "shared_gspo": _SHARED_GSPO,  # the second reading of Naive under a name of its own: docs/shared-gspo.md
         "hacpo_calibrated": {"calibrated_share": 0.5},
         "hacpo_pessimistic": {"pessimistic": True},
     }
