@@ -157,11 +157,11 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
         # Threads cost more than they save on a table of a few hundred kilobytes.
         with pq.ParquetFile(path, memory_map=False) as file:
             table = file.read(use_threads=path.stat().st_size > 4 << 20)
-    except (OSError, pa.ArrowInvalid) as problem:
+        tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
+    except (OSError, ValueError, pa.ArrowException) as problem:  # damage does not always end in ArrowInvalid
         raise ContractError(
-            f"{schema.tag} {path}: cannot be read ({problem}); delete its folder and run again"
+            f"{schema.tag} {path}: cannot be read ({' '.join(str(problem).split())}); delete its folder and run again"
         ) from problem
-    tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     if tag != schema.tag:
         raise ContractError(
             f"{path}: schema is {tag}, this version reads {schema.tag}; upgrade hacrl, or delete the folder and run again"

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hacrl_core.config.agents import Attention
+from hacrl_core.engines.exhaustion import LOADING, out_of_memory_explained
 from hacrl_core.errors import EngineError
 
 # Only there when the campaign's config lets the checkpoint run its own code; everybody else's loads without.
@@ -49,9 +50,11 @@ def load_agent(
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=runs_own_code(checkpoint), **chosen
-        )
+        with out_of_memory_explained(checkpoint, f"loading it on {device}", LOADING):
+            model = AutoModelForCausalLM.from_pretrained(
+                checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=runs_own_code(checkpoint), **chosen
+            )
+            model.to(device)
     except (ImportError, ValueError) as problem:
         if attention == "auto":
             raise
@@ -59,7 +62,6 @@ def load_agent(
         raise EngineError(
             f"agent {checkpoint}: attention {attention} is not to be had here ({reason}); set its attention to auto"
         ) from problem
-    model.to(device)
     model.eval()
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint)
     return Agent(model, tokenizer, stop_token_ids(model, tokenizer), checkpoint)

@@ -8,6 +8,7 @@ import torch
 
 from hacrl_core.config.training import Autocast
 from hacrl_core.engines.agents import Agent
+from hacrl_core.engines.exhaustion import out_of_memory_explained
 from hacrl_core.engines.fused import fused_pass, plan_chunks, read_head
 from hacrl_core.engines.prefixes import response_states, shares_prefixes
 from hacrl_core.engines.sequences import TrainSequence, check_sequences, microbatches
@@ -33,12 +34,14 @@ def score_sequences(
     agent.model.eval()
     scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
     shared = autocast == "none" and shares_prefixes(agent.model)
+    doing, remedy = f"scoring on {device}", "lower score.token_budget or score.max_logits_mb"
     for batch in microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared):
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
-            hidden_RH = response_states(agent.model, batch)
-        chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
-        targets_R = torch.from_numpy(batch.targets_R).to(device)
-        outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
+        with out_of_memory_explained(agent.checkpoint, doing, remedy):
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
+                hidden_RH = response_states(agent.model, batch)
+            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
+            targets_R = torch.from_numpy(batch.targets_R).to(device)
+            outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
         flat = outcome.logprobs_R.float().cpu().numpy()
         ends = np.cumsum(batch.lengths)
         for row, start, stop in zip(batch.rows_B, ends - np.array(batch.lengths), ends, strict=True):

@@ -3,6 +3,7 @@
 import math
 import resource
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.engines import checkpoints, lora
 from hacrl_core.engines.agents import Agent
+from hacrl_core.engines.exhaustion import out_of_memory_explained
 from hacrl_core.engines.fused import (
     Gradients,
     Head,
@@ -61,7 +63,8 @@ class Trainer:
         self._adapters = lora.attach(agent.model, config.lora, optimizer_state, seed) if config.lora else None
         self._names = [name for name, p in agent.model.named_parameters() if p.requires_grad]
         self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
-        self._gradient = _one_buffer(self._parameters)
+        with self._memory_explained():
+            self._gradient = _one_buffer(self._parameters)
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=config.learning_rate, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay,
             fused=True,
@@ -87,7 +90,8 @@ class Trainer:
                 group["lr"] = self.config.learning_rate * min(
                     1.0, (self.updates + 1) / max(1, self.config.warmup_updates)
                 )
-            self._optimizer.step()
+            with self._memory_explained():  # the first step makes the moments
+                self._optimizer.step()
             self.updates += 1
         return StepResult(loss, norm, stats, sum(batch.tokens for batch in batches), padding_share(batches), finite)
 
@@ -100,7 +104,8 @@ class Trainer:
         """Whether every trained weight and every moment of the optimizer is a number."""
         moments = [t for state in self._optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         with torch.no_grad():
-            largest = torch._foreach_norm([*self._parameters, *moments], ord=math.inf)  # NaN if one of its numbers is
+            numbers = [t for t in (*self._parameters, *moments) if t.numel()]  # an empty one has no largest
+            largest = torch._foreach_norm(numbers, ord=math.inf)  # NaN if one of its numbers is
         return bool(torch.isfinite(torch.stack([norm.cpu() for norm in largest])).all())
 
     def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective) -> bool:
@@ -138,12 +143,19 @@ class Trainer:
         batches = microbatches(
             sequences, self.config.token_budget, self.agent.pad_token_id, share_prefixes=self._shares_prefixes
         )
-        outcomes = [self._backward(batch, head, objective) for batch in batches]
+        with self._memory_explained():
+            outcomes = [self._backward(batch, head, objective) for batch in batches]
         loss = float(sum(outcome.loss for outcome in outcomes))
         stats = _rowwise(outcomes, len(sequences))
         if self.config.entropy and outcomes:
             stats["entropy"] = _mean_entropies(batches, outcomes, len(sequences))
         return loss, stats, batches
+
+    def _memory_explained(self) -> AbstractContextManager[None]:
+        remedy = (
+            "lower update.token_budget or update.max_logits_mb, set update.gradient_checkpointing, or train update.lora"
+        )
+        return out_of_memory_explained(self.agent.checkpoint, f"training on {self.agent.device}", remedy)
 
     def _backward(self, batch: Microbatch, head: Head, objective: Objective) -> Outcome:
         """Add the microbatch's gradient to the parameters' ``grad``."""

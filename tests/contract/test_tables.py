@@ -95,6 +95,21 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
         read_table(tmp_path / "verdicts.parquet", VERDICTS)
 
 
+@pytest.mark.parametrize(
+    ("intact", "damaged"),
+    [(b"rollout_id", b"\xffollout_id"), (b"verdicts/1", b"\xffrdicts/1"), (b"rollout_id", b"")],
+    ids=["name", "tag", "shorter"],
+)
+def test_a_damaged_file_is_one_clear_error(tmp_path, intact, damaged):
+    """Whatever pyarrow makes of it: bytes that are no UTF-8 are a UnicodeDecodeError."""
+    path = tmp_path / "verdicts.parquet"
+    write_table(path, VERDICTS, verdict_columns())
+    path.write_bytes(path.read_bytes().replace(intact, damaged))
+    with pytest.raises(ContractError, match=r"verdicts/1 .*verdicts.parquet: .*; delete its folder") as error:
+        read_table(path, VERDICTS)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_every_schema_takes_an_empty_table(tmp_path, name):
     schema = SCHEMAS[name]

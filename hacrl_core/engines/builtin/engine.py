@@ -1,7 +1,6 @@
 """The engine that the generate and evaluate stages call: loads an agent, keeps it warm, samples, explains failures."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hacrl_core.engines.builtin.generic import GenericDecoder
 from hacrl_core.engines.builtin.reload import reload_agent
 from hacrl_core.engines.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.engines.builtin.stopping import StopStrings
+from hacrl_core.engines.exhaustion import LOADING, out_of_memory_explained
 from hacrl_core.engines.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
 from hacrl_core.errors import EngineError
 
@@ -72,7 +72,7 @@ class BuiltinEngine:
     def _load(self, checkpoint: Path, policy_digest: str) -> _Loaded:
         if self._loaded is None or self._loaded.policy_digest != policy_digest:
             last, self._loaded = self._loaded, None  # an error on the way leaves no half-changed agent behind
-            with self._out_of_memory_explained(checkpoint):
+            with out_of_memory_explained(checkpoint, f"loading it on {self._device()}", LOADING):
                 agent = None if last is None else reload_agent(last.agent, checkpoint)
                 last = None  # before loading, so that two agents are never in memory at once
                 if agent is None:
@@ -115,7 +115,9 @@ class BuiltinEngine:
             on_progress=on_progress,
         )
         try:
-            with torch.inference_mode(), self._out_of_memory_explained(agent.checkpoint):
+            doing = f"on {agent.device} with batch_size {self.batch_size}"
+            remedy = "lower generate.batch_size or max_tokens"
+            with torch.inference_mode(), out_of_memory_explained(agent.checkpoint, doing, remedy):
                 sampled = scheduler.run()
         finally:
             loaded.decoder.reset()
@@ -138,25 +140,6 @@ class BuiltinEngine:
                     f"{where}, request {request.request_id}: {length} prompt tokens + max_tokens {params.max_tokens} exceed "
                     f"the model's context of {context}; lower max_tokens or drop the problem"
                 )
-
-    @contextmanager
-    def _out_of_memory_explained(self, checkpoint: Path) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise EngineError(
-                f"agent {checkpoint}: out of memory on {self._device()} with batch_size {self.batch_size}; "
-                "lower generate.batch_size or max_tokens"
-            ) from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text or "out of memory" in text
-    )
 
 
 def _logits_alone(agent: Agent, token_ids: Sequence[int]) -> Tensor:

@@ -15,6 +15,8 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -49,6 +51,12 @@ def tiny_model(kind: str) -> PreTrainedModel:
     torch.manual_seed(7)
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**decoder))
+    if kind == "llama-biases":
+        return LlamaForCausalLM(LlamaConfig(**decoder, attention_bias=True, mlp_bias=True))
+    if kind == "mistral":
+        return MistralForCausalLM(MistralConfig(**decoder, sliding_window=None))
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**decoder))
     if kind == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**decoder, head_dim=16, tie_word_embeddings=True))
     if kind == "mistral-window":
@@ -56,7 +64,15 @@ def tiny_model(kind: str) -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=128))
 
 
-KINDS = ["llama", "qwen3", "gpt2", "mistral-window"]
+def as_if_trained(model: PreTrainedModel) -> PreTrainedModel:
+    """Norms are 1 and biases 0 in a fresh model, which hides what is done to them; in this one they are neither."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(0.2 * noise if name.endswith("bias") else 1 + 0.3 * noise)
+    return model
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +82,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def make(kind: str) -> Path:
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind)
-            tiny_model(kind).save_pretrained(folder)
+            model = tiny_model(kind.removesuffix(", fresh"))
+            (model if kind.endswith(", fresh") else as_if_trained(model)).save_pretrained(folder)
             character_tokenizer().save_pretrained(folder)
             made[kind] = folder
         return made[kind]

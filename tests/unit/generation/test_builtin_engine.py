@@ -244,3 +244,14 @@ def test_out_of_memory_names_the_remedy(checkpoint: Checkpoint, monkeypatch: pyt
         with pytest.raises(EngineError, match=r"out of memory on cpu with batch_size 32; lower generate.batch_size"):
             engine.generate(checkpoint("llama"), "d", requests, params)
     assert engine.generate(checkpoint("llama"), "d", requests, params) == before  # usable afterwards
+
+
+@pytest.mark.parametrize("loader", ["agents.AutoModelForCausalLM.from_pretrained", "builtin.engine.build_fast_decoder"])
+def test_out_of_memory_while_loading_names_another_remedy(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    monkeypatch.setattr(f"hacrl_core.engines.{loader}", lambda *_, **__: torch.empty(1 << 60))
+    with pytest.raises(EngineError, match=r"out of memory loading it on cpu; run fewer agents at once") as caught:
+        run(checkpoint("llama"), requests_of(1, 1), SamplingParams(max_tokens=5))
+    assert "batch_size" not in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,7 +1,9 @@
 """Work finer than a stage: an interrupted stage does the rest, gives the same result, and believes no shard that was tampered with."""
 
+import itertools
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,10 +127,10 @@ class Engine:
         ]
 
 
-def ask(engine, partial, *, offset=0, keep_all=False):
+def ask(engine, partial, *, offset=0, keep_all=False, **callbacks):
     requests = [GenerationRequest(f"r{i}", (1, 2), i + offset) for i in range(10)]
     agent, config = ArtifactRef("warmstart", "k", "d", Path()), GenerateConfig(max_tokens=4, batch_size=2)
-    return generate_resumable(engine, agent, requests, config, Context(partial=partial), keep_all=keep_all)
+    return generate_resumable(engine, agent, requests, config, Context(partial=partial, **callbacks), keep_all=keep_all)
 
 
 def test_an_interrupted_generation_samples_only_the_rest(tmp_path):
@@ -138,6 +140,22 @@ def test_an_interrupted_generation_samples_only_the_rest(tmp_path):
     again = Engine()
     assert ask(again, tmp_path) == whole
     assert again.asked == ["r8", "r9"]
+
+
+def test_the_bar_shows_responses_and_tokens_per_second(monkeypatch):
+    class Reporting(Engine):
+        def generate(self, checkpoint, digest, requests, params, on_progress=None):
+            on_progress(1, 3000)
+            on_progress(len(requests), 5000)
+            return super().generate(checkpoint, digest, requests, params)
+
+    clock = itertools.count(step=2.0)  # a shard's start, then every report two seconds later
+    monkeypatch.setattr("stages.resume.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    seen = []
+    ask(Reporting(), None, progress=lambda *now: seen.append(now))
+    assert [done for done, _, _ in seen] == [1, 4, 5, 8, 9, 10]
+    assert {total for _, total, _ in seen} == {10}
+    assert [note for _, _, note in seen] == ["1,500 tokens/s", "1,250 tokens/s"] * 3
 
 
 def test_damaged_shards_and_other_requests_are_sampled_again(tmp_path):

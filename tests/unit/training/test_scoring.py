@@ -108,6 +108,24 @@ def test_bad_sequences_are_refused_by_row(sequence, words):
     assert words in str(error.value)
 
 
+def test_out_of_memory_names_the_remedy_of_scoring(monkeypatch):
+    monkeypatch.setattr("hacrl_core.engines.scoring.response_states", lambda *_: torch.empty(1 << 60))
+    with pytest.raises(
+        EngineError, match=r"agent tiny: out of memory scoring on cpu; lower score.token_budget"
+    ) as error:
+        score_sequences(tiny_agent(), random_sequences(2), token_budget=100)
+    assert "\n" not in str(error.value)
+
+
+def test_other_faults_of_scoring_keep_their_name(monkeypatch):
+    def fault(*_):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("hacrl_core.engines.scoring.response_states", fault)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        score_sequences(tiny_agent(), random_sequences(2), token_budget=100)
+
+
 def test_a_head_that_does_something_unknown_is_refused():
     model = tiny_model("llama")
     model.lm_head.register_forward_hook(lambda module, args, output: output + 1.0)

@@ -151,6 +151,46 @@ def test_non_finite_numbers_change_nothing_and_are_reported(broken):
     assert trainer.updates == 1
 
 
+def test_finite_weights_and_moments_pass_an_empty_parameter_too():
+    agent = tiny_agent()
+    agent.model.register_parameter("nothing", torch.nn.Parameter(torch.zeros(0)))
+    trainer, objective = Trainer(agent, config()), sequence_objective(ADVANTAGE, OLD)
+    assert trainer.is_finite()
+    before = weights(agent)
+    assert trainer.gives_finite(SEQUENCES, objective)
+    assert all(torch.equal(now, before[name]) for name, now in weights(agent).items())
+    assert trainer.step(SEQUENCES, objective).finite
+    assert trainer.is_finite()
+    assert trainer.gives_finite(SEQUENCES, objective)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_single_number_that_is_not_finite_is_found(where, number):
+    agent = tiny_agent()
+    trainer, objective = Trainer(agent, config()), sequence_objective(ADVANTAGE, OLD)
+    trainer.step(SEQUENCES, objective)
+    head = agent.model.lm_head.weight
+    tensor = head.data if where == "weight" else trainer._optimizer.state[head][where]
+    tensor[-1, -1] = number
+    assert not trainer.is_finite()
+    # A moment shows in the next step only, a weight in the loss of now.
+    assert trainer.gives_finite(SEQUENCES, objective) == (where != "weight")
+    tensor[-1, -1] = 0.5
+    assert trainer.is_finite()
+    assert trainer.gives_finite(SEQUENCES, objective)
+
+
+def test_out_of_memory_names_the_remedy_of_training(monkeypatch):
+    trainer = Trainer(tiny_agent(), config())
+    monkeypatch.setattr("hacrl_core.engines.trainer.response_states", lambda *_: torch.empty(1 << 60))
+    with pytest.raises(EngineError, match=r"agent tiny: out of memory training on cpu; lower update.token_budget or"):
+        trainer.step(SEQUENCES, sequence_objective(ADVANTAGE, OLD))
+    monkeypatch.setattr("hacrl_core.engines.trainer._one_buffer", lambda _: torch.empty(1 << 60))
+    with pytest.raises(EngineError, match=r"update.gradient_checkpointing, or train update.lora"):
+        Trainer(tiny_agent(), config())
+
+
 def test_warmup_scales_the_first_updates():
     objective = sequence_objective(ADVANTAGE, OLD)
     slow, fast = tiny_agent(), tiny_agent()
