@@ -97,7 +97,7 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("intact", "damaged"),
-    [(b"rollout_id", b"\xffollout_id"), (b"verdicts/1", b"\xffrdicts/1"), (b"rollout_id", b"")],
+    [(b"rollout_id", b"\xffollout_id"), (b"verdicts/1", b"\xfferdicts/1"), (b"rollout_id", b"")],
     ids=["name", "tag", "shorter"],
 )
 def test_a_damaged_file_is_one_clear_error(tmp_path, intact, damaged):
