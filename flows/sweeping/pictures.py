@@ -41,7 +41,8 @@ def draw_costs(results: Sequence[CellResult], variants: Sequence[str], labels: d
             if points:
                 x, y = (np.mean([[p[i] for p in cell] for cell in points], axis=0) for i in (0, 1))
                 axis.plot(x, 100 * y, marker="o", markersize=3, **style)
-            axis.set(xlabel=f"{what} sampled by all agents", ylabel="held-out accuracy, mean of agents (%)")
+            axis.set(xlabel=f"thousand {what} sampled by all agents", ylabel="held-out accuracy, mean of agents (%)")
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}")
     axes[0][1].legend(frameon=False, fontsize=8)
     _save(figure, path)
 
