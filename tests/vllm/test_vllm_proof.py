@@ -12,6 +12,7 @@ import pytest
 from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
 from hacrl_core.engines.vllm import VllmEngine
+from hacrl_core.engines.vllm.engine import _remedy
 from hacrl_core.engines.vllm.process import find_python
 from hacrl_core.engines.vllm.proof import Expected, deviation, differ, expect, limit
 from hacrl_core.errors import EngineError
@@ -82,3 +83,27 @@ def test_an_environment_without_vllm_is_one_clear_error(make_agent: AgentMaker) 
     ):
         engine.generate(make_agent("llama", tied=True, seed=0), "a", [request], SamplingParams(max_tokens=1))
     assert engine.version == "vllm unknown"
+
+
+@pytest.mark.parametrize(
+    ("vllm_says", "remedy"),
+    [
+        (
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when",
+            "raise it, or lower",
+        ),
+        (
+            "(1.2 GiB KV cache is needed, which is larger than the available KV cache memory (1 GiB).",
+            "raise it, or lower",
+        ),
+        (
+            "Free memory on device cuda:0 (3/24 GiB) on startup is less than desired GPU memory utilization (0.9",
+            "lower it",
+        ),
+        ("(5.1/7.7 GiB) on startup is less than desired CPU memory utilization (0.9, 7 GiB).", "lower it"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "ran out of memory: lower"),
+        ("ValueError: memory format not supported", "vLLM failed"),
+    ],
+)
+def test_short_memory_has_the_remedy_that_helps(vllm_says: str, remedy: str) -> None:
+    assert remedy in _remedy(vllm_says)

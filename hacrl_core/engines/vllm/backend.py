@@ -39,6 +39,9 @@ class Backend(Protocol):
 
     def swap(self, checkpoint: Path, digest: str) -> None: ...
 
+    def differing(self, checkpoint: Path) -> list[str]:
+        """Parameters in vLLM's memory that are not those of the checkpoint; empty also where that cannot be asked."""
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs under the raw policy of every token but the first."""
 
@@ -104,6 +107,11 @@ class WorkerBackend:
     def swap(self, checkpoint: Path, digest: str) -> None:
         self._begin("swap", digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
         self._finish()
+
+    def differing(self, checkpoint: Path) -> list[str]:
+        self._begin("prove", self._digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
+        found: list[str] = self._finish()["differing"]
+        return found
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         self._begin("score", self._digest, self._config.request_timeout, sequences=[list(ids) for ids in sequences])

@@ -114,7 +114,7 @@ class VllmEngine:
         if self._backend is None or known is None:
             return self._start(checkpoint, policy_digest, None)
         same = known.policy_digest == policy_digest
-        if same and (not self.config.url or self._deviates(known) <= limit(known, self.config.weight_tolerance, None)):
+        if same and (not self.config.url or self._has(checkpoint, known)):
             return known
         self._expected = None
         expected = known if same else expect(checkpoint, policy_digest, self.config.dtype)
@@ -123,10 +123,12 @@ class VllmEngine:
             return self._start(checkpoint, policy_digest, expected)
         before = self._probe_logprobs
         self._backend.swap(checkpoint, policy_digest)
+        wrong = self._wrong_weights(checkpoint)
         found = self._deviates(expected)
         allowed = limit(expected, self.config.weight_tolerance, self._fresh_deviation)
-        if found > allowed or (self._probe_logprobs == before and differ(expected, known)):
-            logger.warning("agent %s: %.2g nats per token off after a weight swap; restarting vLLM", checkpoint, found)
+        if wrong or found > allowed or (self._probe_logprobs == before and differ(expected, known)):
+            how = f"{wrong or 'all parameters are right'}; log-probs {found:.2g} nats per token off"
+            logger.warning("agent %s: weight swap refused, restarting vLLM on the checkpoint: %s", checkpoint, how)
             self.close()
             return self._start(checkpoint, policy_digest, expected)
         self._expected = expected
@@ -147,16 +149,31 @@ class VllmEngine:
                 f"agent {checkpoint}: vLLM's log-probs differ from the built-in forward by {self._fresh_deviation:.3g} nats "
                 f"per token, more than {allowed:.3g}; {backend.unproved}"
             )
+        wrong = self._wrong_weights(checkpoint)
+        if wrong and self.config.url:  # it may have served another policy before; a new worker of ours has not
+            self.close()
+            raise EngineError(f"agent {checkpoint}: {wrong} after a weight swap; {backend.unproved}")
+        if wrong:
+            logger.warning("agent %s: vLLM keeps weights in a form of its own, log-probs agree: %s", checkpoint, wrong)
         self._expected = expected
         return expected
 
+    def _wrong_weights(self, checkpoint: Path) -> str:
+        assert self._backend is not None
+        names = self._backend.differing(checkpoint)
+        return f"{len(names)} parameters are not the checkpoint's ({', '.join(names[:3])}, …)" if names else ""
+
     def _check_unchanged(self, checkpoint: Path, expected: Expected) -> None:
         """A server may be given other weights by somebody else in the middle of a call; our own worker may not."""
-        if self.config.url and self._deviates(expected) > limit(expected, self.config.weight_tolerance, None):
+        if self.config.url and not self._has(checkpoint, expected):
             raise EngineError(
                 f"agent {checkpoint}: the weights of the server at {self.config.url} changed during the call and its responses are "
                 "dropped; give each agent a server of its own"
             )
+
+    def _has(self, checkpoint: Path, expected: Expected) -> bool:
+        near = self._deviates(expected) <= limit(expected, self.config.weight_tolerance, None)
+        return near and not self._wrong_weights(checkpoint)
 
     def _deviates(self, expected: Expected) -> float:
         assert self._backend is not None
@@ -244,8 +261,27 @@ class VllmEngine:
         ]
 
 
+# What vLLM says when memory is short, and what helps: the share is too small for the cache, or too large for what is free.
+REMEDIES = (
+    (
+        (
+            "no available memory for the cache blocks",
+            "larger than the available kv cache",
+            "try increasing `gpu_memory",
+        ),
+        "engine.memory_share leaves too little memory for the KV cache: raise it, or lower engine.max_length",
+    ),
+    (
+        ("is less than desired gpu memory", "is less than desired cpu memory"),
+        "engine.memory_share is more than what is free: lower it, or stop what holds the memory",
+    ),
+    (
+        ("out of memory", "outofmemory", "can't allocate memory", "cannot allocate memory"),
+        "vLLM ran out of memory: lower engine.memory_share, max_sequences or max_length",
+    ),
+)
+
+
 def _remedy(error: str) -> str:
     lowered = error.lower()
-    if any(word in lowered for word in ("memory", "kv cache", "max_model_len")):
-        return "vLLM has too little memory: lower engine.memory_share, max_length or max_sequences"
-    return "vLLM failed"
+    return next((remedy for signs, remedy in REMEDIES if any(sign in lowered for sign in signs)), "vLLM failed")

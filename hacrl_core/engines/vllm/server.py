@@ -29,6 +29,7 @@ class ServerBackend:
         self._url = str(config.url).rstrip("/").removesuffix("/v1")
         self._model = ""
         self._version = ""
+        self._extended = False  # whether it has our extension, and lets us call it
 
     @property
     def unproved(self) -> str:
@@ -56,11 +57,18 @@ class ServerBackend:
                 body = {"method": method, "kwargs": {"weights_path": str(checkpoint.absolute())}}
             try:
                 self._call("/collective_rpc", body)
+                self._extended = method == SWAPS[0]
                 self._call("/reset_prefix_cache", {})
                 return
             except _HttpError as error:
                 if error.status == 404:  # not in development mode: it serves what it was started on
                     return
+
+    def differing(self, checkpoint: Path) -> list[str]:
+        if not self._extended:
+            return []
+        body = {"method": "hacrl_differing_weights", "args": [str(checkpoint.absolute())]}
+        return sorted({name for names in self._call("/collective_rpc", body)["results"] for name in names})
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         with self._pool(len(sequences)) as pool:

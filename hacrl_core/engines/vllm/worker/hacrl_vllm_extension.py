@@ -4,7 +4,7 @@ from typing import Any
 
 
 class WeightSwap:
-    """New weights into a running engine."""
+    """New weights into a running engine, and the proof that they are there."""
 
     model_runner: Any
     reload_weights: Any  # of vLLM's worker, which this class is mixed into
@@ -25,3 +25,10 @@ class WeightSwap:
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
                 module.quant_method.process_weights_after_loading(module)
+
+    def hacrl_differing_weights(self, path: str) -> list[str]:
+        """The parameters in memory that are not those of the checkpoint folder ``path``."""
+        from hacrl_vllm_proof import differing  # type: ignore[import-not-found]
+
+        found: list[str] = differing(self.model_runner.get_model(), path)
+        return found

@@ -1,6 +1,6 @@
 """One vLLM engine behind a pair of pipes: a JSON object per line in, a JSON object per line out.
 
-Commands: load, swap, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and ``progress`` come before
+Commands: load, swap, prove, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and ``progress`` come before
 it, ``{"event": "failed", "error": …}`` means that the engine's state is unknown and the process ends. Every response names the
 digest of the weights it was sampled from. stdout and stderr are vLLM's and the libraries' to write to; they go to a log.
 """
@@ -65,12 +65,16 @@ class Worker:
     def answer(self, command: Message) -> Iterator[Message]:
         operation = command.pop("op")
         digest = command.pop("digest")
-        if operation in ("score", "sample") and digest != self.digest:
+        if operation in ("prove", "score", "sample") and digest != self.digest:
             raise RuntimeError(f"asked for policy {digest}, but {self.digest} is loaded")
         if operation == "load":
             self.engine = start_engine(**command)
         elif operation == "swap":
             self._swap(command["checkpoint"])
+        elif operation == "prove":
+            ranks = self.engine.collective_rpc("hacrl_differing_weights", args=(command["checkpoint"],))
+            yield {"event": "done", "digest": digest, "differing": sorted({name for names in ranks for name in names})}
+            return
         elif operation == "score":
             yield {"event": "done", "digest": digest, "logprobs": self._score(command["sequences"])}
             return
