@@ -56,7 +56,7 @@ class _Comparison(TorchFunctionMode):
         if name is None:
             return func(*args, **(kwargs or {}))
         here, wanted = args[0], torch.as_tensor(args[1]).expand_as(args[0])
-        pieces = zip(torch.atleast_1d(here).split(ROWS), torch.atleast_1d(wanted).split(ROWS), strict=True)
+        pieces = zip(torch.atleast_1d(here).split(ROWS), torch.atleast_1d(wanted).split(ROWS), strict=True)  # type: ignore[no-untyped-call]
         if all(self._same(mine, theirs.to(mine.device, mine.dtype), name in self._partly) for mine, theirs in pieces):
             self._equal[name][here.storage_offset(), here.shape] = here.numel()
         else:
