@@ -1,5 +1,6 @@
 """Garbage collection: what would go, and letting it go. Also what a running campaign collects by itself, after each iteration."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -93,10 +94,11 @@ def _leftovers(store: Store, grace: float) -> list[Candidate]:
         ("partial", "half-done work of a stage that was published since"),
     ):
         for folder in sorted((store.root / kind).glob("*")):
-            published = any((store.root / "objects").glob(f"*/{folder.name}"))
-            old = _left_at(folder) < time.time() - grace
-            if old and (kind == "damaged" or published):
-                found.append(_candidate(kind, kind, folder, why))
+            with contextlib.suppress(FileNotFoundError):  # a stage that runs takes its own away when it is published
+                published = any((store.root / "objects").glob(f"*/{folder.name}"))
+                old = _left_at(folder) < time.time() - grace
+                if old and (kind == "damaged" or published):
+                    found.append(_candidate(kind, kind, folder, why))
     return found
 
 

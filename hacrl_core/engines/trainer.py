@@ -109,10 +109,9 @@ class Trainer:
         return bool(torch.isfinite(torch.stack([norm.cpu() for norm in largest])).all())
 
     def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective) -> bool:
-        """Whether the loss of these sequences is finite under the weights of now; nothing is updated."""
-        with torch.no_grad():
-            loss, _, _ = self._accumulate(sequences, objective)
-        return math.isfinite(loss)
+        """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated."""
+        loss, _, _ = self._accumulate(sequences, objective)
+        return math.isfinite(loss) and bool(torch.isfinite(self._gradient).all())
 
     def save(self, folder: Path) -> None:
         """A plain checkpoint that runs alone, with the tokenizer, and what is needed to go on training from it."""
