@@ -224,17 +224,17 @@ class _Learner:
         largest = max((row.omega for row in rows if not row.is_own), default=1.0)
         metrics = summarise(tables, config=self.algorithm, omega_max=largest) | metrics
         metrics |= self._totals(rows, steps)
-        self._prove(rows)
+        self._prove(rows, len(steps))
         return metrics
 
-    def _prove(self, rows: list[Row]) -> None:
+    def _prove(self, rows: list[Row], steps: int) -> None:
         """The new weights are numbers, and give numbers: the last update has no step after it that would find out."""
         if not self.trainer.is_finite():
             raise self._diverged("a weight or a moment of the optimizer")
         telling = [row for row in rows if row.advantage != 0]
         if telling:
             shortest = min(telling, key=lambda row: len(row.prompt_token_ids) + len(row.token_ids))
-            if not self.trainer.gives_finite(*self._prepare([shortest], 0)):
+            if not self.trainer.gives_finite(*self._prepare([shortest], 0), steps=steps):
                 raise self._diverged("the loss under the new weights")
 
     def _diverged(self, what: str) -> DivergenceError:

@@ -30,6 +30,8 @@ from hacrl_core.engines.prefixes import attention_of, response_states, shares_pr
 from hacrl_core.engines.sequences import Microbatch, TrainSequence, check_sequences, microbatches, padding_share
 from hacrl_core.errors import EngineError
 
+_FAR = 1e-2  # learning rate × steps, from which on an update may have led anywhere
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -108,9 +110,14 @@ class Trainer:
             largest = torch._foreach_norm(numbers, ord=math.inf)  # NaN if one of its numbers is
         return bool(torch.isfinite(torch.stack([norm.cpu() for norm in largest])).all())
 
-    def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective) -> bool:
-        """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated."""
-        loss, _, _ = self._accumulate(sequences, objective)
+    def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective, steps: int) -> bool:
+        """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated.
+
+        The gradient was finite at weights ``steps`` updates ago. AdamW moves a weight by a few times the learning rate per step at most, so
+        where that is little, it is finite still, and the loss alone is looked at.
+        """
+        with torch.set_grad_enabled(self.config.learning_rate * steps > _FAR):
+            loss, _, _ = self._accumulate(sequences, objective)
         return math.isfinite(loss) and bool(torch.isfinite(self._gradient).all())
 
     def save(self, folder: Path) -> None:

@@ -157,11 +157,11 @@ def test_finite_weights_and_moments_pass_an_empty_parameter_too():
     trainer, objective = Trainer(agent, config()), sequence_objective(ADVANTAGE, OLD)
     assert trainer.is_finite()
     before = weights(agent)
-    assert trainer.gives_finite(SEQUENCES, objective)
+    assert trainer.gives_finite(SEQUENCES, objective, steps=10**6)
     assert all(torch.equal(now, before[name]) for name, now in weights(agent).items())
     assert trainer.step(SEQUENCES, objective).finite
     assert trainer.is_finite()
-    assert trainer.gives_finite(SEQUENCES, objective)
+    assert trainer.gives_finite(SEQUENCES, objective, steps=10**6)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
@@ -175,10 +175,10 @@ def test_a_single_number_that_is_not_finite_is_found(where, number):
     tensor[-1, -1] = number
     assert not trainer.is_finite()
     # A moment shows in the next step only, a weight in the loss of now.
-    assert trainer.gives_finite(SEQUENCES, objective) == (where != "weight")
+    assert trainer.gives_finite(SEQUENCES, objective, steps=10**6) == (where != "weight")
     tensor[-1, -1] = 0.5
     assert trainer.is_finite()
-    assert trainer.gives_finite(SEQUENCES, objective)
+    assert trainer.gives_finite(SEQUENCES, objective, steps=10**6)
 
 
 def test_out_of_memory_names_the_remedy_of_training(monkeypatch):
