@@ -165,7 +165,7 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
     try:
         value = sympy.N(expression.doit() if not point else expression, 30, subs=point)
     except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
-        return None  # the last is what sympy raises for a sum or integral that it has no rule for
+        return None  # the last is how sympy says that it has no rule for a limit
     return value if value.is_number and value.is_finite else None
 
 
