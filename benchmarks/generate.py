@@ -34,8 +34,8 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hacrl_core.config.generation import BuiltinEngineConfig
-from hacrl_core.engines.builtin import BuiltinEngine
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.builtin import BuiltinEngine
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
 
 END = 1  # the end token
 
@@ -147,7 +147,7 @@ class ending_at:
         self.lengths_N = np.array(lengths)
 
     def __enter__(self) -> None:
-        from hacrl_core.engines.builtin.scheduler import Scheduler
+        from hacrl_core.generation.builtin.scheduler import Scheduler
 
         self.sample = sample = Scheduler._sample
         lengths_N = self.lengths_N
@@ -161,7 +161,7 @@ class ending_at:
         Scheduler._sample = constrained  # type: ignore[method-assign]
 
     def __exit__(self, *error: object) -> None:
-        from hacrl_core.engines.builtin.scheduler import Scheduler
+        from hacrl_core.generation.builtin.scheduler import Scheduler
 
         Scheduler._sample = self.sample  # type: ignore[method-assign]
 

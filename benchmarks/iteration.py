@@ -27,9 +27,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from flows.calls import Calls
 from flows.campaign import run_campaign
-from flows.replay import Done, bind
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems

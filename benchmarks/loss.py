@@ -69,7 +69,7 @@ def make_variant(
         )
         mask = torch.ones_like(targets_BT)
         return lambda: loss(hidden_BTH, weight, targets_BT, mask, advantage_B)[0]
-    from hacrl_core.engines.fused import Head, fused_linear_loss
+    from hacrl_core.learning.fused import Head, fused_linear_loss
 
     def objective(logprobs_BT: Tensor, mask_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         mean_B = (logprobs_BT * mask_BT).sum(1) / mask_BT.sum(1)

@@ -47,12 +47,12 @@ def measure(case: dict) -> dict:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from hacrl_core.agents.agent import Agent
     from hacrl_core.config.generation import GenerateConfig
     from hacrl_core.config.training import ScoreConfig, UpdateConfig
-    from hacrl_core.engines.agents import Agent
-    from hacrl_core.engines.memory import estimate, shape_of
-    from hacrl_core.engines.sequences import TrainSequence
-    from stages import peak
+    from hacrl_core.learning.memory import estimate, shape_of
+    from hacrl_core.learning.sequences import TrainSequence
+    from stages import memory as peak
 
     torch.set_num_threads(1)
     config = LlamaConfig(
@@ -81,10 +81,10 @@ class _Tokenizer:
 def _generate(agent, sequences, update) -> None:
     import torch
 
-    from hacrl_core.engines.builtin.fast import build_fast_decoder
-    from hacrl_core.engines.builtin.scheduler import Scheduler, StopRule
-    from hacrl_core.engines.builtin.stopping import StopStrings
-    from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+    from hacrl_core.generation.builtin.fast import build_fast_decoder
+    from hacrl_core.generation.builtin.scheduler import Scheduler, StopRule
+    from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+    from hacrl_core.generation.stop_strings import StopStrings
 
     decoder = build_fast_decoder(agent.model, 2, 8192)
     requests = [GenerationRequest(str(i), s.prompt_token_ids, i) for i, s in enumerate(sequences)]
@@ -98,14 +98,14 @@ def _generate(agent, sequences, update) -> None:
 
 def _score(agent, sequences, update) -> None:
     from hacrl_core.config.training import ScoreConfig
-    from hacrl_core.engines.scoring import score_sequences
+    from hacrl_core.learning.scoring import score_sequences
 
     score_sequences(agent, sequences, token_budget=ScoreConfig().token_budget)
 
 
 def _update(agent, sequences, update) -> None:
-    from hacrl_core.engines.sequences import TrainSequence
-    from hacrl_core.engines.trainer import Trainer
+    from hacrl_core.learning.sequences import TrainSequence
+    from hacrl_core.learning.trainer import Trainer
 
     def objective(logprobs_BT, mask_BT, rows_B):
         loss = -(logprobs_BT * mask_BT).sum() / ROWS

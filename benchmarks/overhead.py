@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from flows.home import Home
-from flows.records import read_entries
+from flows.record.record import read_entries
 from hacrl_core.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,8 +93,8 @@ def replay_seconds(home: Home, name: str) -> float:
     """Walking the complete campaign through the store, in this process, digests checked."""
     from rich.console import Console
 
-    from flows.launch import open_session, replay
-    from flows.records import read_campaign
+    from flows.record.record import read_campaign
+    from flows.run.launch import open_session, replay
 
     config = read_campaign(home.campaign(name))
     with open_session(config, home, Console(quiet=True)) as session:

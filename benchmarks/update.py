@@ -26,10 +26,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from hacrl_core.agents.agent import Agent
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.engines.agents import Agent
-from hacrl_core.engines.sequences import TrainSequence, plan_rows
-from hacrl_core.engines.trainer import Trainer
+from hacrl_core.learning.sequences import TrainSequence, plan_rows
+from hacrl_core.learning.trainer import Trainer
 
 PROMPTS, SAMPLES, VOCABULARY, PAD, END = 16, 8, 256, 0, 1
 LEARNING_RATE = 1e-4

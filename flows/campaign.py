@@ -8,7 +8,7 @@ versions and the capability, and both are artifacts: to resume, run the same com
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.calls import Calls, Planned
+from flows.stage_calls import Calls, Planned
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import Outcome
 

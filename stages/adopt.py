@@ -24,7 +24,7 @@ class AdoptSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: AdoptSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.engines.adoption import adopt_checkpoint
+    from hacrl_core.agents.adoption import adopt_checkpoint
 
     origin, parameters = adopt_checkpoint(config.checkpoint, out.path, config.chat_template)
     stops = origin.tokenizer.convert_ids_to_tokens(list(origin.stop_token_ids))

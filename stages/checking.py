@@ -8,7 +8,7 @@ from pathlib import Path
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.verification import Verdict, VerdictKind, verify_batch
-from stages.shards import read_shard, write_shard
+from stages.partial import read_shard, write_shard
 from stages.spec import Context
 
 # Verdicts do not depend on their batch, so shards are cut by the clock; a fraction of a second is not worth a file.

@@ -78,9 +78,9 @@ def run(
 def _answers(
     agent: ArtifactRef, problems: tuple[Problem, ...], config: EvaluateSlice, seed: int, context: Context
 ) -> list[Any]:
-    from hacrl_core.engines.protocols import GenerationRequest
-    from hacrl_core.engines.warm import warm_engine, warm_tokenizer
+    from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
+    from hacrl_core.warm import warm_engine, warm_tokenizer
 
     tokenizer, _ = warm_tokenizer(context.warm, agent.path)
     requests = []

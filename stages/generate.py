@@ -32,9 +32,9 @@ class GenerateSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: GenerateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.engines.protocols import GenerationRequest
-    from hacrl_core.engines.warm import warm_engine, warm_tokenizer
+    from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
+    from hacrl_core.warm import warm_engine, warm_tokenizer
 
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
     tokenizer, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)

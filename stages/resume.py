@@ -7,7 +7,7 @@ from typing import Any
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.contracts.manifest import digest_of
-from stages.shards import read_shard, write_shard
+from stages.partial import read_shard, write_shard
 from stages.spec import Context
 
 # A shard should be worth its file: small enough to lose little, large enough to keep the engine's batch full.
@@ -25,8 +25,8 @@ def generate_resumable(
 ) -> list[Any]:
     """Sample in shards of a few batches each. Their bounds are fixed, so that a response has the same neighbours, and with them the
     same rounding, whether or not its stage was interrupted. The last thing a stage does is not kept unless ``keep_all``."""
-    from hacrl_core.engines.factory import sampling_params
-    from hacrl_core.engines.protocols import Generation
+    from hacrl_core.generation.factory import sampling_params
+    from hacrl_core.generation.protocols import Generation
 
     params = sampling_params(config)
     size = SHARD_BATCHES * config.batch_size

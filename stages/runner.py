@@ -18,7 +18,7 @@ from hacrl_core.artifacts.locks import sweep_locks
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
-from stages import peak
+from stages import memory as peak
 from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
 
 

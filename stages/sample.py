@@ -62,7 +62,7 @@ def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: C
 def _that_fit(
     found: ProblemSet, inputs: Mapping[str, ArtifactRef], config: SampleSlice, limit: int
 ) -> tuple[Problem, ...]:
-    from hacrl_core.engines.agents import load_tokenizer
+    from hacrl_core.agents.agent import load_tokenizer
     from hacrl_core.rendering import render_prompt
 
     renderers = {

@@ -37,9 +37,9 @@ class ScoreSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: ScoreSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.engines.scoring import score_sequences
-    from hacrl_core.engines.sequences import TrainSequence
-    from hacrl_core.engines.warm import warm_agent, warm_tokenizer
+    from hacrl_core.learning.scoring import score_sequences
+    from hacrl_core.learning.sequences import TrainSequence
+    from hacrl_core.warm import warm_agent, warm_tokenizer
 
     slot = "first version" if config.is_reference and context.device == "cpu" else "agent"
     version = inputs["agent"]

@@ -72,9 +72,9 @@ class Row:
 def run(
     inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.engines.checkpoints import has_optimizer
-    from hacrl_core.engines.trainer import Trainer
-    from hacrl_core.engines.warm import give_back_memory, keep_agent, take_agent
+    from hacrl_core.agents.checkpoints import has_optimizer
+    from hacrl_core.learning.trainer import Trainer
+    from hacrl_core.warm import give_back_memory, keep_agent, take_agent
 
     credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
     scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in config.samplers if s != config.learner}
@@ -252,7 +252,7 @@ class _Learner:
         import torch
 
         from hacrl_core.algorithm.objective import ObjectiveRows, make_objective
-        from hacrl_core.engines.sequences import TrainSequence, plan_rows
+        from hacrl_core.learning.sequences import TrainSequence, plan_rows
 
         kl = self.algorithm.kl_coefficient
         plan = plan_rows(

@@ -18,7 +18,7 @@ def prefect_url(prefect_place: Path) -> Iterator[str]:
 
     A campaign finds it through PREFECT_API_URL, as it finds a user's. Tests of the campaign's own server leave that unset.
     """
-    from flows.prefect_server import _free_port, _quiet_settings, _wait_until_it_answers, start_process
+    from flows.scheduling.api import _free_port, _quiet_settings, _wait_until_it_answers, start_process
 
     _quiet_settings()
     port, log = _free_port(), prefect_place / "server.log"

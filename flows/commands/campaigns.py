@@ -29,9 +29,9 @@ def run(
     home: HomeOption = None,
 ) -> None:
     """Run a campaign, or go on with it: stages whose artifacts exist are not run again."""
-    from flows.goals import with_goal
-    from flows.launch import launch
-    from flows.summary import show_summary
+    from flows.run.goals import with_goal
+    from flows.run.launch import launch
+    from flows.views.summary import show_summary
 
     console = Console()
     campaign, place = load_config(config, CampaignConfig, set_ or ()), Home.find(home)
@@ -59,7 +59,7 @@ def rollouts(
     home: HomeOption = None,
 ) -> None:
     """Look at the texts, verdicts and advantages of an iteration."""
-    from flows.looking import show_rollouts
+    from flows.views.rollouts import show_rollouts
 
     show_rollouts(Console(), Home.find(home), campaign, iteration, agent, learner, verdict, prompts)
 
@@ -98,8 +98,8 @@ def evaluate(
     home: HomeOption = None,
 ) -> None:
     """Evaluate any agent, trained here or not, on benchmarks; what was computed before is only shown."""
-    from flows.evaluating import Changes, evaluate_agent
-    from flows.scoreboard import show_evaluations
+    from flows.agents.evaluate import Changes, evaluate_agent
+    from flows.views.evaluations import show_evaluations
 
     console = Console()
     changes = Changes(samples, temperature, max_tokens, limit, engine, batch_size)
@@ -123,9 +123,9 @@ def doctor(
 ) -> None:
     """Say what is installed, what is missing and how to get it; with --config, whether a campaign's agents are ready."""
     if config is None:
-        from flows.doctor import show_doctor
+        from flows.doctor.machine import show_doctor
 
         raise typer.Exit(show_doctor(Console(), Home.find(home)))
-    from flows.checking import check_campaign
+    from flows.doctor.campaign import check_campaign
 
     raise typer.Exit(check_campaign(Console(), load_config(config, CampaignConfig, set_ or ())))

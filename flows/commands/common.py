@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.home import Home
-from flows.stopping import Stop, heed_signals
+from flows.run.signals import Stop, heed_signals
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.errors import HacrlError, StageError
 

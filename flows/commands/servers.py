@@ -103,7 +103,7 @@ def deploy(
     home: HomeOption = None,
 ) -> None:
     """Let a campaign run by the clock (schedule in its config), through the worker that `hacrl up` started."""
-    from flows import deploying
+    from flows.scheduling import deployments as deploying
 
     console, place = Console(), Home.find(home)
     if (config is not None) + list_ + (remove is not None) != 1:

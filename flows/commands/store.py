@@ -29,7 +29,7 @@ def ls(
     home: HomeOption = None,
 ) -> None:
     """List what is in the store, by campaign, agent and stage, with size and age."""
-    from flows.storing.showing import show_ls, show_versions
+    from flows.store.inspect import show_ls, show_versions
 
     if versions:
         show_versions(Console(), Home.find(home), campaign, json)
@@ -41,7 +41,7 @@ def ls(
 @one_line_errors
 def du(json: JsonOption = False, home: HomeOption = None) -> None:
     """Show how much disk each campaign takes, and how much of it alone."""
-    from flows.storing.showing import show_du
+    from flows.store.inspect import show_du
 
     show_du(Console(), Home.find(home), json)
 
@@ -55,7 +55,7 @@ def verify(
     home: HomeOption = None,
 ) -> None:
     """Check every artifact against its manifest, every byte hashed. Exit code 1 if anything is damaged."""
-    from flows.storing.checking import verify_store
+    from flows.store.verify import verify_store
 
     raise typer.Exit(verify_store(Console(), Home.find(home), repair))
 
@@ -83,7 +83,7 @@ def gc(
     pinned versions always stay, and so does everything of a campaign that is running. Of a version only the files go: the campaign still
     counts as complete and is not run again.
     """
-    from flows.storing.cleaning import clean
+    from flows.store.gc import clean
     from hacrl_core.config.keeping import KeepConfig
 
     given = keep_last is not None or keep_best or keep_every is not None
@@ -95,7 +95,7 @@ def gc(
 @one_line_errors
 def pin(version: VersionArgument, home: HomeOption = None) -> None:
     """Keep a version's files whatever the policy says."""
-    from flows.storing import pins
+    from flows.store import pins
 
     Console().print(pins.pin(Home.find(home), version), highlight=False, soft_wrap=True)
 
@@ -104,7 +104,7 @@ def pin(version: VersionArgument, home: HomeOption = None) -> None:
 @one_line_errors
 def unpin(version: VersionArgument, home: HomeOption = None) -> None:
     """Leave a version to the policy again."""
-    from flows.storing import pins
+    from flows.store import pins
 
     Console().print(pins.unpin(Home.find(home), version), highlight=False, soft_wrap=True)
 

@@ -39,8 +39,8 @@ def sweep(
     Killed or stopped, it goes on with the same command; finished cells are not run again, and a variant or seed added to the file runs alone.
     --set changes the sweep itself, e.g. --set seeds=[1,2] or --set settings.iterations=10.
     """
-    from flows.sweeping.launch import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
-    from flows.sweeping.report import make_report, write_report
+    from flows.sweep.report import make_report, write_report
+    from flows.sweep.run import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
 
     console, place = Console(), Home.find(home)
     chosen = load_sweep(config, [*(set_ or ()), *([f"concurrency={jobs}"] if jobs else [])])

@@ -18,6 +18,6 @@ def sync(
     home: HomeOption = None,
 ) -> None:
     """Send MLflow what it missed while it was away. What it has already is not sent twice."""
-    from flows.syncing import sync_campaigns
+    from flows.tracking.sync import sync_campaigns
 
     raise typer.Exit(sync_campaigns(Console(), Home.find(home), campaign))

@@ -25,7 +25,7 @@ def status(
     [bold]each[/bold] is the wall time of one iteration, [bold]left[/bold] what remains at that rate; [bold]responses[/bold] and
     [bold]tokens[/bold] are those of all agents in training, [bold]stages[/bold] the time of all stages, side by side or not.
     """
-    from flows.status import show_status, watch_status
+    from flows.views.status import show_status, watch_status
 
     (watch_status if watch else show_status)(Console(), Home.find(home), campaign, everything=all_)
 
@@ -41,7 +41,7 @@ def logs(
     home: HomeOption = None,
 ) -> None:
     """Show what happened in a campaign: stages with their seconds, warnings, errors, what worker processes printed."""
-    from flows.status import show_log
+    from flows.views.status import show_log
 
     show_log(Console(), Home.find(home), campaign, lines=lines, following=follow, problems=problems, worker=worker)
 
@@ -57,7 +57,7 @@ def report(
     home: HomeOption = None,
 ) -> None:
     """Write a campaign as one HTML page that needs nothing else, and its charts as PNGs; also while it runs."""
-    from flows.reporting.page import write_report
+    from flows.report.page import write_report
 
     console = Console()
     for path in write_report(Home.find(home), campaign, out, pictures=pictures):
@@ -81,7 +81,7 @@ def export(
 
     [bold]@best[/bold] is the version with the highest mean accuracy on its campaign's benchmarks.
     """
-    from flows.exporting import export_agent
+    from flows.agents.export import export_agent
 
     done = export_agent(Home.find(home), agent, folder)
     Console().print(f"{done.name} in {done.folder}, {done.bytes / 1e6:.1f} MB", soft_wrap=True, highlight=False)

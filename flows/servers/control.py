@@ -237,8 +237,8 @@ def _last_words(home: Home, name: str) -> str:
 
 
 def _running_campaigns(home: Home) -> Iterator[tuple[str, int]]:
-    from flows.records import is_running
-    from flows.storing.survey import campaign_places, running_sweeps
+    from flows.record.record import is_running
+    from flows.store.survey import campaign_places, running_sweeps
     from hacrl_core.artifacts.locks import holder
 
     cells = filter(is_running, campaign_places(home))

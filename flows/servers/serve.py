@@ -101,7 +101,9 @@ def serve_mlflow(options: argparse.Namespace) -> None:
     """MLflow's command starts a second process to serve; this is the same server in one: half the memory and start-up time."""
     credentials = find_credentials(Home.find())
     require_credentials(options.host, credentials)
-    from flows.tracking import quiet_environment  # it brings pyarrow along, which Prefect and the worker do without
+    from flows.tracking.projection import (
+        quiet_environment,  # it brings pyarrow along, which Prefect and the worker do without
+    )
 
     quiet_environment()
     # With a port it is a pattern, in which the bracket of an IPv6 address stands for itself only in brackets.
@@ -119,7 +121,7 @@ def serve_mlflow(options: argparse.Namespace) -> None:
         os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = destination
     os.environ["_MLFLOW_SGI_NAME"] = "uvicorn"
     if store == Home.find().tracking_uri:
-        from flows.database import ensure_database
+        from flows.tracking.database import ensure_database
 
         ensure_database(Home.find())
     initialize_backend_stores(store, store, files)  # makes or migrates the tables

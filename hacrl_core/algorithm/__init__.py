@@ -11,7 +11,7 @@ from hacrl_core.algorithm.diagnostics import (
     share_without_signal,
     summarise,
 )
-from hacrl_core.algorithm.grouping import Groups, arrange_groups
+from hacrl_core.algorithm.groups import Groups, arrange_groups
 from hacrl_core.algorithm.loss import hacpo_loss
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hacrl_core.config.generation import BuiltinEngineConfig, VllmEngineConfig
-from hacrl_core.engines.builtin import BuiltinEngine
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.process import Launcher, find_python
+from hacrl_core.generation.builtin import BuiltinEngine
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.process import Launcher, find_python
 
 BATCH, TOKENS, REPEATS = 256, 64, 3
 

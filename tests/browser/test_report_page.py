@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-import flows.reporting.page as page_module
-from flows.reporting.examples import Answers, Example, Response
-from flows.reporting.page import render, write_report
+import flows.report.page as page_module
+from flows.report.examples import Answers, Example, Response
+from flows.report.page import render, write_report
 
 HOSTILE = "</script></pre><script>window.hit=1</script><img src=x onerror='window.hit=1'>{{ 7*7 }} \\u003c &lt; 𝒙"
 

@@ -56,7 +56,7 @@ class _Pipe:
 
 
 class Prepared:
-    """What ``flows/workers.py`` asks of a process."""
+    """What ``flows/run/executors.py`` asks of a process."""
 
     def __init__(self, target, args, name="", daemon=False) -> None:
         self._work, self.exitcode = (target, args), None

@@ -22,12 +22,12 @@ from tests.chaos.prepared import prepare
 
 WORKERS = 4  # one for each agent, and some for those that die
 STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
-ENGINES = ("warm", "warmstart", "trainer", "scoring")
-COMMAND = ("cli", "commands.campaigns", "launch", "execution", "summary", "pictures")
+CORE = ("warm", "agents.warmstart", "learning.trainer", "learning.scoring")
+COMMAND = ("cli", "commands.campaigns", "run.launch", "run.session", "views.summary", "report.curves")
 PRELOAD = (
     *("torch", "transformers", "mlflow", "matplotlib.pyplot"),
     *(f"flows.{name}" for name in COMMAND),
-    *(f"hacrl_core.engines.{name}" for name in ENGINES),
+    *(f"hacrl_core.{name}" for name in CORE),
     *(f"stages.{name}" for name in STAGES),
 )
 
@@ -121,13 +121,13 @@ def preload() -> None:
 
     import pyarrow.parquet
 
-    import flows.execution
-    from flows.tracking import quiet_environment
+    import flows.run.session
+    from flows.tracking.projection import quiet_environment
 
     quiet_environment()
     for name in PRELOAD:
         importlib.import_module(name)
-    flows.execution.prefect_api = _no_prefect
+    flows.run.session.prefect_api = _no_prefect
     # Arrow reads files with threads of its own, which a fork would lose.
     pyarrow.parquet.read_table = partial(pyarrow.parquet.read_table, use_threads=False, pre_buffer=False)
     gc.freeze()  # what is imported stays; collecting it again and again in every child would copy all its pages

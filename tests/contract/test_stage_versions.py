@@ -21,7 +21,7 @@ OUTSIDE = (
     "hacrl_core.artifacts",
     "stages.spec",
     "stages.runner",
-    "hacrl_core.engines.vllm",
+    "hacrl_core.generation.vllm",
 )
 STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
 
@@ -72,7 +72,7 @@ def test_version_is_pinned_to_the_source(stage):
 
 def test_the_closure_reaches_what_matters():
     modules = closure("stages.update", {})
-    assert {"hacrl_core.engines.trainer", "hacrl_core.algorithm.loss", "hacrl_core.engines.fused.linear_loss"} <= set(
+    assert {"hacrl_core.learning.trainer", "hacrl_core.algorithm.loss", "hacrl_core.learning.fused.linear_loss"} <= set(
         modules
     )
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from flows.calls import Calls
 from flows.campaign import State, run_campaign
-from flows.replay import Done, bind
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems

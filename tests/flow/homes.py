@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from flows.calls import Planned
-from flows.execution import run_session
 from flows.home import Home
-from flows.records import read_entries
-from flows.replay import Done
-from flows.running import StageRunner
+from flows.record.record import read_entries
+from flows.run.replay import Done
+from flows.run.runner import StageRunner
+from flows.run.session import run_session
+from flows.stage_calls import Planned
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import Outcome, run_stage

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.calls import Calls
 from flows.home import Home
-from flows.records import read_entries
-from flows.storing.checking import verify_store
-from flows.storing.space import estimate, tell_need
+from flows.record.record import read_entries
+from flows.stage_calls import Calls
+from flows.store.space import estimate, tell_need
+from flows.store.verify import verify_store
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.collecting import size_of
 from hacrl_core.errors import StageError

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flows.divergence import collapse
 from flows.home import Home
+from flows.run.divergence import collapse
 from hacrl_core.config.divergence import CollapseConfig
 from hacrl_core.errors import DivergenceError, VerificationError
 from tests.flow.conftest import tiny

@@ -9,13 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.calls import Calls
+from flows.agents.evaluate import Changes, change, find_agent, versions_of
 from flows.campaign import run_campaign
 from flows.cli import app
-from flows.evaluating import Changes, change, find_agent, versions_of
 from flows.home import Home
-from flows.records import Record, read_entries
-from flows.replay import bind
+from flows.record.record import Record, read_entries
+from flows.run.replay import bind
+from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.contracts.tables import EVALUATION, read_table

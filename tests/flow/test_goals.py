@@ -3,9 +3,9 @@
 import json
 import shutil
 
-from flows.goals import complete_iterations, with_goal
 from flows.home import Home
-from flows.records import Record
+from flows.record.record import Record
+from flows.run.goals import complete_iterations, with_goal
 from tests.flow.conftest import tiny
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from hacrl_core.agents.agent import load_agent, load_tokenizer
 from hacrl_core.contracts.tables import ROLLOUTS, SCORES, read_table
-from hacrl_core.engines.agents import load_agent, load_tokenizer
 from hacrl_core.rendering import decode_response
 from tests.flow.conftest import AGENT, tiny
 

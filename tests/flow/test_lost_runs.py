@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prefect.exceptions import UnfinishedRun
 
-from flows.calls import Planned
-from flows.tasks import Running
+from flows.run.prefect_runner import Running
+from flows.stage_calls import Planned
 from hacrl_core.errors import StageError
 
 

@@ -36,7 +36,7 @@ def test_an_agent_alone_needs_no_scoring_pass(run_inline, monkeypatch):
         assert not args[1], "nothing is left to score"
         return []
 
-    monkeypatch.setattr("hacrl_core.engines.scoring.score_sequences", refuse)
+    monkeypatch.setattr("hacrl_core.learning.scoring.score_sequences", refuse)
     runner, _ = run_inline(
         tiny(iterations=2, algorithm={"preset": "gspo", "measure_kl": False}, score={"own": "sampled"})
     )

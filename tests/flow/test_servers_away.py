@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import flows.tracker as tracker_module
-from flows.execution import run_session
+import flows.tracking.feed as tracker_module
 from flows.home import Home
-from flows.prefect_server import configured_url, prefect_api
-from flows.records import read_entries
-from flows.syncing import sync_campaigns
-from flows.tracker import ServerAway, Tracker, probe
-from flows.tracking import quiet_environment
+from flows.record.record import read_entries
+from flows.run.session import run_session
+from flows.scheduling.api import configured_url, prefect_api
+from flows.tracking.feed import ServerAway, Tracker, probe
+from flows.tracking.projection import quiet_environment
+from flows.tracking.sync import sync_campaigns
 from hacrl_core.artifacts import Store
 from tests.flow.conftest import tiny
 from tests.flow.homes import Here, digests, run_here
@@ -235,7 +235,7 @@ class _Ends(Exception):
 def test_a_configured_server_that_does_not_answer_costs_one_warning_and_a_server_of_our_own_takes_over(
     server, request, tmp_path, monkeypatch
 ):
-    import flows.prefect_server as module
+    import flows.scheduling.api as module
 
     url = request.getfixturevalue(server) + "/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
@@ -300,7 +300,7 @@ def _server_of(parent: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_text().split("\0")
-            if "flows.prefect_server" in words and words[-2] == str(parent):
+            if "flows.scheduling.api" in words and words[-2] == str(parent):
                 return int(entry.name)
         except (OSError, IndexError):
             continue

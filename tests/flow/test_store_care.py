@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.evaluating import Changes, evaluate_agent
+from flows.agents.evaluate import Changes, evaluate_agent
 from flows.home import Home
-from flows.records import Record
-from flows.storing import pins
-from flows.storing.checking import verify_store
-from flows.storing.collecting import carry_out, plan
+from flows.record.record import Record
+from flows.store import pins
+from flows.store.collect import carry_out, plan
+from flows.store.verify import verify_store
 from hacrl_core.artifacts import Store
 from hacrl_core.config.keeping import KeepConfig
 from hacrl_core.errors import ConfigError, NewerArtifactError

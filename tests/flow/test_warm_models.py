@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows.calls import Calls
 from flows.campaign import run_campaign
+from flows.stage_calls import Calls
+from hacrl_core import warm as warm_models
 from hacrl_core.artifacts import Store
-from hacrl_core.engines import warm as warm_models
 from hacrl_core.errors import DivergenceError
 from hacrl_core.problems import load_problems
 from stages.runner import run_stage
@@ -89,7 +89,7 @@ def test_what_is_kept_is_what_was_published(warm_run):
 
 
 def test_a_failed_update_leaves_no_half_trained_model_behind(warm_run, tmp_path, monkeypatch):
-    from hacrl_core.engines.trainer import Trainer
+    from hacrl_core.learning.trainer import Trainer
 
     runner, _ = warm_run
     step = Trainer.step

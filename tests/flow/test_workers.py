@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.workers import Events, Stopped, Worker, WorkerDied
+from flows.run.executors import Events, Stopped, Worker, WorkerDied
 from stages.spec import StageCall
 from tests.flow.conftest import AGENT, TINY
 

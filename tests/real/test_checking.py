@@ -7,8 +7,8 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows.checking import check_campaign
 from flows.cli import app
+from flows.doctor.campaign import check_campaign
 from tests.flow.conftest import AGENT, TINY, tiny
 
 from .conftest import byte_tokenizer
@@ -68,7 +68,7 @@ def test_each_fault_is_one_line(checkpoint, tmp_path):
 
 
 def test_too_little_memory_is_a_fault(monkeypatch):
-    monkeypatch.setattr("flows.checking.free_bytes", lambda place: GIB)
+    monkeypatch.setattr("flows.doctor.campaign.free_bytes", lambda place: GIB)
     code, text = look(tiny())
     assert code == 2
     assert "cpu: ada and ben need about 1.2 GiB, 1.0 are free; lower update.token_budget" in " ".join(text.split())

@@ -7,15 +7,15 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from hacrl_core.agents.agent import Agent
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.training import LoraConfig, ScoreConfig, UpdateConfig
-from hacrl_core.engines.agents import Agent
-from hacrl_core.engines.memory import PROCESS_BYTES, estimate, shape_of, trainable
-from hacrl_core.engines.scoring import score_sequences
-from hacrl_core.engines.sequences import TrainSequence
-from hacrl_core.engines.trainer import Trainer
-from hacrl_core.engines.warm import give_back_memory
-from stages import peak
+from hacrl_core.learning.memory import PROCESS_BYTES, estimate, shape_of, trainable
+from hacrl_core.learning.scoring import score_sequences
+from hacrl_core.learning.sequences import TrainSequence
+from hacrl_core.learning.trainer import Trainer
+from hacrl_core.warm import give_back_memory
+from stages import memory as peak
 
 MB = 1 << 20
 VOCABULARY, ROWS, PROMPT, RESPONSE = 60_000, 16, 8, 64

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hacrl_core.agents.adoption import adopt_checkpoint, read_origin
+from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.artifacts.sources import locate, source_digest
 from hacrl_core.config.agents import CheckpointConfig
-from hacrl_core.engines.adoption import adopt_checkpoint, read_origin
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.checkpoints import save_model
 from hacrl_core.errors import ConfigError, EngineError
 from hacrl_core.problems import rows
 from hacrl_core.rendering import render_prompt, turn_end

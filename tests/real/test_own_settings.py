@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from flows.calls import Calls
-from flows.tracking import campaign_digest
+from flows.stage_calls import Calls
+from flows.tracking.projection import campaign_digest
 from hacrl_core.config.generation import BuiltinEngineConfig, VllmEngineConfig
 from hacrl_core.problems import load_problems
 from tests.flow.conftest import TINY, tiny

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.turns import turns_of
+from flows.run.placement import turns_of
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.config.problems import PresetProblems

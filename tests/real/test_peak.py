@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from hacrl_core.artifacts import Store
-from stages import peak
+from stages import memory as peak
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 

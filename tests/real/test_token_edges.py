@@ -10,8 +10,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from flows.calls import Calls
-from flows.replay import Done, bind
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
 from hacrl_core.problems import load_problems

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from flows.slots import slot_names
-from flows.turns import Placement, Turn, gpus_of, turns_of
-from flows.workers import Events, Worker
+from flows.run.executors import Events, Worker
+from flows.run.placement import Placement, Turn, gpus_of, turns_of
+from flows.scheduling.slots import slot_names
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.generation import BuiltinEngineConfig, VllmEngineConfig
 from hacrl_core.config.problems import ArithmeticProblems

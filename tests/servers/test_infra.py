@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import scheduled
-from flows.deploying import FLOW
+from flows.scheduling import scheduled
+from flows.scheduling.deployments import FLOW
 from flows.servers.serve import _parser
 from flows.servers.state import POOL
 from tests.servers.compose_file import INFRA, read_compose, variables

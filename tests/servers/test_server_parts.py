@@ -10,13 +10,13 @@ import time
 import pytest
 
 from flows.home import Home
+from flows.scheduling.slots import slot_names
 from flows.servers.credentials import client_environment, find_credentials, require_credentials
 from flows.servers.guard import BasicAuth
 from flows.servers.postgres import check_address, database_url, without_password
 from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
 from flows.servers.settings import Wanted, command, environment
 from flows.servers.state import Server, State, mlflow_of, prefect_of, read_state, state_file, write_state
-from flows.slots import slot_names
 from hacrl_core.errors import ConfigError
 from tests.flow.conftest import tiny
 

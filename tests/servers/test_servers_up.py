@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 HOLDER = """
 import sys, time
-from flows.slots import held_slots
+from flows.scheduling.slots import held_slots
 from hacrl_core.config.loading import load_config
 from hacrl_core.config.campaign import CampaignConfig
 with held_slots(load_config(__import__("pathlib").Path(sys.argv[1]), CampaignConfig), lambda text: print(text, flush=True)):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.sweeping.claims import Claim, answer_claims, drawdown
-from flows.sweeping.results import AgentResult, CellResult
+from flows.sweep.claims import Claim, answer_claims, drawdown
+from flows.sweep.results import AgentResult, CellResult
 
 
 def cells(variant, ada, ben):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.sweeping.statistics import (
+from flows.sweep.statistics import (
     bootstrap_interval,
     compare,
     effect_size,

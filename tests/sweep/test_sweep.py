@@ -17,11 +17,11 @@ import yaml
 from rich.console import Console
 
 from flows.home import Home
-from flows.sweeping import jobs
-from flows.sweeping.jobs import Job, Tally, finished_entries, order_jobs
-from flows.sweeping.launch import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
-from flows.sweeping.page import write_page
-from flows.sweeping.report import make_report, write_report
+from flows.sweep import jobs
+from flows.sweep.jobs import Job, Tally, finished_entries, order_jobs
+from flows.sweep.page import write_page
+from flows.sweep.report import make_report, write_report
+from flows.sweep.run import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import load_sweep, nested
 from hacrl_core.errors import ConfigError, StageError
@@ -216,7 +216,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(place, tmp_path):
     path = written(tmp_path, seeds=[1])
     script = (
         "import sys; from pathlib import Path; from rich.console import Console; from flows.home import Home\n"
-        "from flows.sweeping.launch import run_sweep, execute_with_threads\nfrom hacrl_core.config.sweep import load_sweep\n"
+        "from flows.sweep.run import run_sweep, execute_with_threads\nfrom hacrl_core.config.sweep import load_sweep\n"
         "if __name__ == '__main__':\n"
         "    run_sweep(load_sweep(Path(sys.argv[1])), Home(Path(sys.argv[2])), Console(), execute_with_threads)\n"
     )

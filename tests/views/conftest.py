@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from flows.calls import Calls
 from flows.campaign import run_campaign
 from flows.home import Home
-from flows.logbook import Logbook
-from flows.records import Record, read_campaign, read_entries
-from flows.replay import Done, bind
-from flows.reporting.history import History, read_history
-from flows.tracking import Projection, quiet_environment
+from flows.record.history import History, read_history
+from flows.record.log import Logbook
+from flows.record.record import Record, read_campaign, read_entries
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls
+from flows.tracking.projection import Projection, quiet_environment
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems

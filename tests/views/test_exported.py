@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.exporting import export_agent
+from flows.agents.export import export_agent
 from flows.home import Home
 from hacrl_core.errors import ConfigError
 from tests.flow.conftest import AGENT
@@ -80,8 +80,8 @@ def test_it_is_a_plain_checkpoint_with_a_card(exported, history):
 def test_transformers_loads_it_without_this_project_and_writes_what_our_engine_writes(alone, exported):
     from transformers import AutoTokenizer
 
-    from hacrl_core.engines.builtin.engine import BuiltinEngine
-    from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+    from hacrl_core.generation.builtin.engine import BuiltinEngine
+    from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
     from hacrl_core.rendering import render_prompt
 
     prompt = render_prompt(AutoTokenizer.from_pretrained(exported), ASK)

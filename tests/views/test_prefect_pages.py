@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.calls import Planned
-from flows.prefect_view import MOST_LABELS, CachedStages, _markdown, _rows, key
+from flows.scheduling.pages import MOST_LABELS, CachedStages, _markdown, _rows, key
+from flows.stage_calls import Planned
 
 
 @pytest.mark.parametrize(

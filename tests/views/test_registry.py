@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from flows.home import Home
-from flows.records import read_campaign, read_entries
-from flows.registry import SCHEME, StoreRepository
-from flows.reporting.history import History
-from flows.tracking import Projection
+from flows.record.history import History
+from flows.record.record import read_campaign, read_entries
+from flows.tracking.projection import Projection
+from flows.tracking.registry import SCHEME, StoreRepository
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.store import COLLECTED
 

@@ -6,11 +6,11 @@ import statistics
 import numpy as np
 import pytest
 
-from flows.reporting.examples import examples
-from flows.reporting.history import History, clock, short
-from flows.reporting.page import render, write_report
-from flows.reporting.panels import MOST_POINTS, sections, thin
-from flows.reporting.svg import draw, ticks
+from flows.record.history import History, clock, short
+from flows.report.examples import examples
+from flows.report.page import render, write_report
+from flows.report.panels import MOST_POINTS, sections, thin
+from flows.report.svg import draw, ticks
 from hacrl_core.artifacts import Store
 from hacrl_core.contracts.tables import EVALUATION, ROLLOUTS, read_table
 from hacrl_core.errors import ConfigError

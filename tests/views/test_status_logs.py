@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.logbook import Logbook, follow, parse, read_log
-from flows.records import Record, read_entries
-from flows.reporting.history import read_history
-from flows.status import show_log, show_status
-from flows.workers import Worker
+from flows.record.history import read_history
+from flows.record.log import Logbook, follow, parse, read_log
+from flows.record.record import Record, read_entries
+from flows.run.executors import Worker
+from flows.views.status import show_log, show_status
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
 
@@ -216,7 +216,7 @@ def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
     (broken / "__init__.py").write_text("import sys; print('last words', file=sys.stderr); raise SystemExit(3)")
     heard: list[tuple[str, str]] = []
     worker = Worker("ada", own.store, threads=1, device="cpu", output=lambda *line: heard.append(line))
-    from flows.workers import Events, WorkerDied
+    from flows.run.executors import Events, WorkerDied
     from stages.spec import StageCall
 
     before = os.environ.get("PYTHONPATH", "")

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.process import Launcher, find_python
 from hacrl_core.errors import EngineError
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.process import Launcher, find_python
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 AgentMaker = Callable[..., Path]

@@ -5,12 +5,12 @@ import copy
 import numpy as np
 import pytest
 
-from flows.calls import Calls
 from flows.campaign import run_campaign
-from flows.replay import Done, bind
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
-from hacrl_core.engines.warm import close_warm
 from hacrl_core.problems import load_problems
+from hacrl_core.warm import close_warm
 from stages.runner import run_stage
 from stages.spec import Context
 from tests.flow.conftest import TINY, tiny

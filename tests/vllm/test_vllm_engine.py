@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from hacrl_core.agents.agent import Agent, load_agent
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.agents import Agent, load_agent
-from hacrl_core.engines.protocols import Generation, GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.process import Launcher
 from hacrl_core.errors import EngineError
+from hacrl_core.generation.protocols import Generation, GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.process import Launcher
 
 pytestmark = pytest.mark.timeout(
     600
@@ -253,7 +253,7 @@ def test_nothing_is_left_behind(vllm_config: VllmEngineConfig, make_agent: Agent
 
 ORPHANING_SCRIPT = """
 import os, sys
-from hacrl_core.engines.vllm.process import Launcher
+from hacrl_core.generation.vllm.process import Launcher
 from pathlib import Path
 launcher = Launcher.acquire(Path(sys.argv[1]))
 print(launcher._process.pid, flush=True)
@@ -273,8 +273,8 @@ KILLED_SCRIPT = """
 import os, sys
 from pathlib import Path
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
 config = VllmEngineConfig(enforce_eager=True, max_sequences=8, max_length=64, python=sys.argv[1])
 engine = VllmEngine(config)
 engine.generate(Path(sys.argv[2]), "a", [GenerationRequest("r", (5, 6), 0)], SamplingParams(max_tokens=4))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.engine import _remedy
-from hacrl_core.engines.vllm.process import find_python
-from hacrl_core.engines.vllm.proof import Expected, deviation, differ, expect, limit
 from hacrl_core.errors import EngineError
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.engine import _remedy
+from hacrl_core.generation.vllm.process import find_python
+from hacrl_core.generation.vllm.proof import Expected, deviation, differ, expect, limit
 
 AgentMaker = Callable[..., Path]
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from hacrl_core.agents.agent import load_agent
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.protocols import Generation, GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.process import WORKER_FOLDER
 from hacrl_core.errors import EngineError
+from hacrl_core.generation.protocols import Generation, GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.process import WORKER_FOLDER
 
 pytestmark = pytest.mark.slow
 REQUESTS = [GenerationRequest(f"r{i}", tuple(range(5, 12 + i % 3)), i) for i in range(8)]

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hacrl_core.config.generation import VllmEngineConfig
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.vllm import VllmEngine
-from hacrl_core.engines.vllm.proof import differ, expect, limit
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm import VllmEngine
+from hacrl_core.generation.vllm.proof import differ, expect, limit
 
 AgentMaker = Callable[..., Path]
 Change = Callable[[str, torch.Tensor], torch.Tensor]

@@ -169,9 +169,9 @@ def wrap_shards(module) -> None:
 WRAPPERS = {
     "stages.runner": wrap_runner,
     "hacrl_core.artifacts.store": wrap_store,
-    "flows.records": wrap_records,
-    "flows.tracking": wrap_tracking,
-    "stages.shards": wrap_shards,
+    "flows.record.record": wrap_records,
+    "flows.tracking.projection": wrap_tracking,
+    "stages.partial": wrap_shards,
 }
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hacrl_core.agents.adoption import adopt_checkpoint
+from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.warmstart import TokenizerConfig
-from hacrl_core.engines.adoption import adopt_checkpoint
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.warmstart.tokenizers import make_tokenizer
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems import rows
 

@@ -37,6 +37,6 @@ def test_a_wrong_schedule_is_one_line(schedule, says):
 
 
 def test_a_schedule_changes_no_identity():
-    from flows.tracking import campaign_digest
+    from flows.tracking.projection import campaign_digest
 
     assert campaign_digest(tiny()) == campaign_digest(tiny(schedule={"cron": "0 1 * * *"}, runtime={"slots": ["gpu"]}))

@@ -10,9 +10,9 @@ import torch
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig
-from hacrl_core.engines.builtin import BuiltinEngine, scheduler
-from hacrl_core.engines.builtin.decoder import Prefill
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.builtin import BuiltinEngine, scheduler
+from hacrl_core.generation.builtin.decoder import Prefill
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
 from stages.resume import generate_resumable
 from stages.spec import Context
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.config.generation import BuiltinEngineConfig
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.builtin import BuiltinEngine
-from hacrl_core.engines.builtin.fast import _move_apart
-from hacrl_core.engines.checkpoints import save_model
-from hacrl_core.engines.protocols import Generation, GenerationRequest, SamplingParams
 from hacrl_core.errors import EngineError
+from hacrl_core.generation.builtin import BuiltinEngine
+from hacrl_core.generation.builtin.fast import _move_apart
+from hacrl_core.generation.protocols import Generation, GenerationRequest, SamplingParams
 
 KINDS = ["llama", "qwen3", "gpt2", "mistral-window"]
 Checkpoint = Callable[[str], Path]
@@ -246,11 +246,13 @@ def test_out_of_memory_names_the_remedy(checkpoint: Checkpoint, monkeypatch: pyt
     assert engine.generate(checkpoint("llama"), "d", requests, params) == before  # usable afterwards
 
 
-@pytest.mark.parametrize("loader", ["agents.AutoModelForCausalLM.from_pretrained", "builtin.engine.build_fast_decoder"])
+@pytest.mark.parametrize(
+    "loader", ["agents.agent.AutoModelForCausalLM.from_pretrained", "generation.builtin.engine.build_fast_decoder"]
+)
 def test_out_of_memory_while_loading_names_another_remedy(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, loader: str
 ) -> None:
-    monkeypatch.setattr(f"hacrl_core.engines.{loader}", lambda *_, **__: torch.empty(1 << 60))
+    monkeypatch.setattr(f"hacrl_core.{loader}", lambda *_, **__: torch.empty(1 << 60))
     with pytest.raises(EngineError, match=r"out of memory loading it on cpu; run fewer agents at once") as caught:
         run(checkpoint("llama"), requests_of(1, 1), SamplingParams(max_tokens=5))
     assert "batch_size" not in str(caught.value)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.builtin import BuiltinEngine, fast
-from hacrl_core.engines.builtin.fast import FastDecoder, build_fast_decoder
-from hacrl_core.engines.builtin.generic import GenericDecoder
-from hacrl_core.engines.builtin.weights import DecoderWeights, decoder_weights
-from hacrl_core.engines.checkpoints import save_model
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.scoring import score_sequences
-from hacrl_core.engines.sequences import TrainSequence
+from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.checkpoints import save_model
+from hacrl_core.generation.builtin import BuiltinEngine, fast
+from hacrl_core.generation.builtin.fast import FastDecoder, build_fast_decoder
+from hacrl_core.generation.builtin.generic import GenericDecoder
+from hacrl_core.generation.builtin.weights import DecoderWeights, decoder_weights
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.learning.scoring import score_sequences
+from hacrl_core.learning.sequences import TrainSequence
 
 Checkpoint = Callable[[str], Path]
 REQUESTS = [

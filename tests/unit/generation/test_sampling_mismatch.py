@@ -9,8 +9,8 @@ import pytest
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.training import ScoreConfig
 from hacrl_core.contracts.tables import ROLLOUTS, write_table
-from hacrl_core.engines.builtin import BuiltinEngine
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.builtin import BuiltinEngine
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
 from stages.score import ScoreSlice, run
 from stages.spec import Context, OutFolder
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from hacrl_core.engines.builtin.sampling import draw, stream_keys, uniforms
-from hacrl_core.engines.protocols import SamplingParams
+from hacrl_core.generation.builtin.sampling import draw, stream_keys, uniforms
+from hacrl_core.generation.protocols import SamplingParams
 
 
 def stream(seed: int, count: int) -> np.ndarray:

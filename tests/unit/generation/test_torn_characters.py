@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
 from hacrl_core.config.warmstart import TokenizerConfig
-from hacrl_core.engines.builtin import BuiltinEngine
-from hacrl_core.engines.builtin.stopping import StopStrings
-from hacrl_core.engines.protocols import GenerationRequest, SamplingParams
-from hacrl_core.engines.warmstart.tokenizers import make_tokenizer
+from hacrl_core.generation.builtin import BuiltinEngine
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.stop_strings import StopStrings
 
 TOKENIZER = make_tokenizer(TokenizerConfig(kind="characters"), [], 64)
 

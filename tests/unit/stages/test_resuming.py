@@ -10,7 +10,7 @@ import pytest
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import VerifyConfig
-from hacrl_core.engines.protocols import Generation, GenerationRequest
+from hacrl_core.generation.protocols import Generation, GenerationRequest
 from hacrl_core.verification import VerdictKind, close_pool
 from stages import checking
 from stages.resume import generate_resumable

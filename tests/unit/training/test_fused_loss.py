@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_models import sequence_objective, token_objective
 
-from hacrl_core.engines.fused import Gradients, Head, Objective, fused_linear_loss, fused_pass, plan_chunks
-from hacrl_core.engines.fused.rowwise import negative_gradient_torch_
+from hacrl_core.learning.fused import Gradients, Head, Objective, fused_linear_loss, fused_pass, plan_chunks
+from hacrl_core.learning.fused.rowwise import negative_gradient_torch_
 
 
 def naive(
@@ -179,8 +179,8 @@ def test_chunks_hold_whole_sequences_in_order(lengths, chunk, pieces):
 
 _INTERPRETED = """
 import torch
-from hacrl_core.engines.fused.rowwise import negative_gradient_torch_
-from hacrl_core.engines.fused.triton_rowwise import negative_gradient_triton_
+from hacrl_core.learning.fused.rowwise import negative_gradient_torch_
+from hacrl_core.learning.fused.triton_rowwise import negative_gradient_triton_
 torch.manual_seed(0)
 for vocabulary in (53, 5000):
     for amplitude in (None, 3.0):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
 
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.engines.prefixes import shares_prefixes
-from hacrl_core.engines.scoring import score_sequences
-from hacrl_core.engines.sequences import TrainSequence, microbatches, prefix_tree
-from hacrl_core.engines.trainer import Trainer
+from hacrl_core.learning.prefixes import shares_prefixes
+from hacrl_core.learning.scoring import score_sequences
+from hacrl_core.learning.sequences import TrainSequence, microbatches, prefix_tree
+from hacrl_core.learning.trainer import Trainer
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
@@ -70,7 +70,7 @@ def test_gradients_equal_those_of_the_padded_pass(kind, changes, monkeypatch):
     objective = sequence_objective(advantage_B, torch.full((len(sequences),), -4.0))
     config = UpdateConfig(learning_rate=1e-3, **changes)
     shared = Trainer(tiny_agent(kind, tied=True), config).gradient(sequences, objective)
-    monkeypatch.setattr("hacrl_core.engines.trainer.shares_prefixes", lambda model: False)
+    monkeypatch.setattr("hacrl_core.learning.trainer.shares_prefixes", lambda model: False)
     padded = Trainer(tiny_agent(kind, tied=True), config).gradient(sequences, objective)
     assert float((shared - padded).norm() / padded.norm()) < 1e-6
 

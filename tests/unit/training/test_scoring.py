@@ -6,11 +6,11 @@ import torch
 from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
 
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.engines.fused import read_head
-from hacrl_core.engines.scoring import score_sequences
-from hacrl_core.engines.sequences import TrainSequence, microbatches, padding_share
-from hacrl_core.engines.trainer import Trainer
 from hacrl_core.errors import EngineError
+from hacrl_core.learning.fused import read_head
+from hacrl_core.learning.scoring import score_sequences
+from hacrl_core.learning.sequences import TrainSequence, microbatches, padding_share
+from hacrl_core.learning.trainer import Trainer
 
 ARCHITECTURES = [
     ("llama", {}),
@@ -49,17 +49,17 @@ def test_splitting_a_long_response_does_not_change_its_score(monkeypatch):
     agent = tiny_agent()
     sequences = random_sequences(6, longest=60)
     whole = score_sequences(agent, sequences, token_budget=500)
-    monkeypatch.setattr("hacrl_core.engines.fused.linear_loss._CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr("hacrl_core.engines.fused.linear_loss._CHUNK_TOKENS", 5)
+    monkeypatch.setattr("hacrl_core.learning.fused.linear_loss._CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("hacrl_core.learning.fused.linear_loss._CHUNK_TOKENS", 5)
     monkeypatch.setattr(
-        "hacrl_core.engines.scoring.plan_chunks", lambda lengths, v, max_logits_mb: _tiny_chunks(lengths, v)
+        "hacrl_core.learning.scoring.plan_chunks", lambda lengths, v, max_logits_mb: _tiny_chunks(lengths, v)
     )
     for a, b in zip(whole, score_sequences(agent, sequences, token_budget=500), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=0)
 
 
 def _tiny_chunks(lengths, vocabulary):
-    from hacrl_core.engines.fused import plan_chunks
+    from hacrl_core.learning.fused import plan_chunks
 
     return plan_chunks(lengths, vocabulary, max_logits_mb=0)
 
@@ -109,7 +109,7 @@ def test_bad_sequences_are_refused_by_row(sequence, words):
 
 
 def test_out_of_memory_names_the_remedy_of_scoring(monkeypatch):
-    monkeypatch.setattr("hacrl_core.engines.scoring.response_states", lambda *_: torch.empty(1 << 60))
+    monkeypatch.setattr("hacrl_core.learning.scoring.response_states", lambda *_: torch.empty(1 << 60))
     with pytest.raises(
         EngineError, match=r"agent tiny: out of memory scoring on cpu; lower score.token_budget"
     ) as error:
@@ -121,7 +121,7 @@ def test_other_faults_of_scoring_keep_their_name(monkeypatch):
     def fault(*_):
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("hacrl_core.engines.scoring.response_states", fault)
+    monkeypatch.setattr("hacrl_core.learning.scoring.response_states", fault)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         score_sequences(tiny_agent(), random_sequences(2), token_budget=100)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, token_objective
 
+from hacrl_core.agents.agent import Agent, load_agent
 from hacrl_core.config.training import LoraConfig, UpdateConfig
-from hacrl_core.engines.agents import Agent, load_agent
-from hacrl_core.engines.fused import Objective
-from hacrl_core.engines.sequences import TrainSequence, merge_identical, plan_rows
-from hacrl_core.engines.trainer import Trainer
 from hacrl_core.errors import EngineError
+from hacrl_core.learning.fused import Objective
+from hacrl_core.learning.sequences import TrainSequence, merge_identical, plan_rows
+from hacrl_core.learning.trainer import Trainer
 
 SEQUENCES = random_sequences(14)
 ADVANTAGE = torch.randn(14, generator=torch.Generator().manual_seed(2))
@@ -183,10 +183,10 @@ def test_a_single_number_that_is_not_finite_is_found(where, number):
 
 def test_out_of_memory_names_the_remedy_of_training(monkeypatch):
     trainer = Trainer(tiny_agent(), config())
-    monkeypatch.setattr("hacrl_core.engines.trainer.response_states", lambda *_: torch.empty(1 << 60))
+    monkeypatch.setattr("hacrl_core.learning.trainer.response_states", lambda *_: torch.empty(1 << 60))
     with pytest.raises(EngineError, match=r"agent tiny: out of memory training on cpu; lower update.token_budget or"):
         trainer.step(SEQUENCES, sequence_objective(ADVANTAGE, OLD))
-    monkeypatch.setattr("hacrl_core.engines.trainer._one_buffer", lambda _: torch.empty(1 << 60))
+    monkeypatch.setattr("hacrl_core.learning.trainer._one_buffer", lambda _: torch.empty(1 << 60))
     with pytest.raises(EngineError, match=r"update.gradient_checkpointing, or train update.lora"):
         Trainer(tiny_agent(), config())
 

@@ -7,9 +7,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hacrl_core.engines.agents import Agent
-from hacrl_core.engines.fused import Objective
-from hacrl_core.engines.sequences import TrainSequence
+from hacrl_core.agents.agent import Agent
+from hacrl_core.learning.fused import Objective
+from hacrl_core.learning.sequences import TrainSequence
 
 VOCABULARY = 53
 _SMALL = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from hacrl_core.agents.warmstart.models import make_model
+from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
 from hacrl_core.config.warmstart import Architecture, ModelConfig, TokenizerConfig
-from hacrl_core.engines.warmstart.models import make_model
-from hacrl_core.engines.warmstart.tokenizers import make_tokenizer
 
 TOKENIZER = make_tokenizer(TokenizerConfig(kind="characters"), [], 64)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.warmstart.train import IGNORED, encode_examples, solved_share, warm_start
 from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.warmstart import WarmstartConfig
-from hacrl_core.engines.agents import load_agent
-from hacrl_core.engines.warmstart.train import IGNORED, encode_examples, solved_share, warm_start
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import training_problem, worked_answer
 from hacrl_core.rendering import encode_response, render_prompt

@@ -1,0 +1,1 @@
+"""Trained agents: finding, evaluating and exporting them."""

@@ -1,0 +1,1 @@
+"""Checks before anything runs: of the machine and of a campaign."""

@@ -1,0 +1,272 @@
+"""``hacrl doctor --config``: each agent is looked at before anything runs; weights are not read."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hacrl_core.config.agents import AgentConfig
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.generation import VllmEngineConfig
+from hacrl_core.errors import HacrlError
+from hacrl_core.problems import Problem, load_problems
+from hacrl_core.problems.arithmetic import SOURCE, worked_answer
+from hacrl_core.seeding import derive_seed
+
+GIB = 1 << 30
+STAND_IN = Problem("stand-in", ({"role": "user", "content": "What is 17+25?"},), "42", "doctor", {})
+
+
+@dataclass
+class Checkup:
+    """What was found out about one agent."""
+
+    agent: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    prompt: str = ""
+    prompt_tokens: int = 0
+    memory: Any = None  # Estimate
+    place: str = "cpu"  # the device it scores and learns on
+    fingerprint: str = ""
+    faults: list[str] = field(default_factory=list)
+
+
+def check_campaign(console: Console, config: CampaignConfig) -> int:
+    """Print what was found; 2 and one line per fault when the campaign would fail."""
+    faults: list[str] = []
+    problem = _problem(config, faults)
+    _check_benchmarks(config, faults)
+    checkups = [_check(config, agent, problem) for agent in config.agents]
+    for checkup in checkups:
+        _show(console, checkup, [c.agent for c in checkups if c is not checkup and _shares_tokens(c, checkup)])
+    faults += [f"agent {checkup.agent}: {fault}" for checkup in checkups for fault in checkup.faults]
+    faults += _show_memory(console, config, checkups)
+    for fault in faults:
+        console.print(Text.assemble(("fault: ", "red"), fault), soft_wrap=True)
+    if not faults:
+        console.print(f"{config.name}: {len(checkups)} agents are ready.")
+    return 2 if faults else 0
+
+
+def _problem(config: CampaignConfig, faults: list[str]) -> Problem:
+    """The first one that the campaign would ask; a stand-in where it cannot be read, so that the agents are still checked."""
+    try:
+        seed = derive_seed(config.seed, "sample")
+        return load_problems(config.problems).for_iteration(seed, 0, config.prompts_per_iteration)[0]
+    except HacrlError as fault:
+        faults.append(str(fault))
+        return STAND_IN
+
+
+def _check_benchmarks(config: CampaignConfig, faults: list[str]) -> None:
+    """A benchmark that cannot be read would end the first night at its first evaluation."""
+    for benchmark in config.evaluate.benchmarks:
+        try:
+            load_problems(benchmark.problems)
+        except HacrlError as fault:
+            faults.append(f"benchmark {benchmark.name}: {fault}")
+
+
+def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
+    checkup, settings = Checkup(agent), config.agents[agent]
+    checkup.faults += [*_devices(settings, checkup), *_software(config, agent)]
+    try:
+        tokenizer, stops, shape = _load(config, agent, checkup)
+        _look_at_tokens(config, checkup, tokenizer, stops, problem, shape.context)
+    except HacrlError as fault:
+        checkup.faults.append(str(fault))
+        return checkup
+    from hacrl_core.learning.memory import estimate
+
+    generate = config.generation(agent)
+    longest = generate.max_prompt_tokens or checkup.prompt_tokens
+    checkup.memory = estimate(shape, generate, config.scoring(agent), config.training(agent), longest)
+    return checkup
+
+
+def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tuple[int, ...], Any]:
+    """Tokenizer, end tokens and shape; notes where the agent comes from."""
+    from hacrl_core.learning.memory import shape_of
+
+    settings = config.agents[agent]
+    if settings.warmstart is not None:
+        tokenizer, model_config = _newborn(config, agent)
+        shape, stops = shape_of(model_config), (int(tokenizer.eos_token_id),)
+        checkup.facts.append(("from", "a warm start"))
+    else:
+        from hacrl_core.agents.adoption import read_origin
+
+        assert settings.checkpoint is not None
+        origin = read_origin(settings.checkpoint, settings.chat_template)
+        tokenizer, stops, model_config = origin.tokenizer, origin.stop_token_ids, origin.config
+        shape = shape_of(model_config, trust_remote_code=settings.checkpoint.trust_remote_code)
+        checkup.facts.append(("from", _source(settings, origin.commit)))
+    kind = getattr(model_config, "model_type", "?")
+    size = f"{shape.parameters / 1e6:,.1f}M" if shape.parameters >= 1e5 else f"{shape.parameters:,}"
+    checkup.facts.append(("model", f"{kind}, {size} parameters, context {shape.context:,}"))
+    return tokenizer, stops, shape
+
+
+def _newborn(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
+    from hacrl_core.agents.warmstart.models import make_model
+    from hacrl_core.agents.warmstart.train import corpus_and_tokenizer
+
+    warmstart, corpus = config.agents[agent].warmstart, config.corpus
+    assert warmstart is not None and corpus is not None  # checked by the config  # noqa: PT018
+    _, _, tokenizer = corpus_and_tokenizer(warmstart, corpus, derive_seed(config.seed, "warmstart", agent))
+    return tokenizer, make_model(warmstart.model, tokenizer, 0).config
+
+
+def _source(settings: AgentConfig, commit: str | None) -> str:
+    checkpoint = settings.checkpoint
+    assert checkpoint is not None
+    parts = [checkpoint.path, checkpoint.gguf_file or ""]
+    if commit:
+        asked = checkpoint.revision or "main"
+        parts.append(f"commit {commit}" if asked == commit else f"{asked} = commit {commit}; pin it as revision")
+    if checkpoint.trust_remote_code:
+        parts.append("runs its own code")
+    return ", ".join(filter(None, parts))
+
+
+def _look_at_tokens(
+    config: CampaignConfig, checkup: Checkup, tokenizer: Any, stops: tuple[int, ...], problem: Problem, context: int
+) -> None:
+    """Render a prompt, read a foreign response, compare lengths with the limits."""
+    from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
+
+    agent, limit = config.agents[checkup.agent], config.generation(checkup.agent)
+    prompt = render_prompt(tokenizer, problem.messages, agent.template_override)
+    checkup.prompt, checkup.prompt_tokens = tokenizer.decode(prompt), len(prompt)
+    checkup.fingerprint = tokenizer_fingerprint(tokenizer, agent.template_override)
+    names = tokenizer.convert_ids_to_tokens(list(stops))
+    has_bos = tokenizer.bos_token_id is not None and prompt[0] == tokenizer.bos_token_id
+    checkup.facts.append(
+        ("tokens", f"{len(tokenizer):,}; end tokens {' '.join(names)}; {'BOS first' if has_bos else 'no BOS'}")
+    )
+    foreign = worked_answer(problem) if problem.source == SOURCE else f"So the answer is \\boxed{{{problem.answer}}}."
+    read = encode_response(tokenizer, foreign, finished=True, stop_token_id=stops[0], max_tokens=limit.max_tokens)
+    back = decode_response(tokenizer, read.token_ids)
+    checkup.facts.append(("foreign", f"{foreign} = {len(read.token_ids)} tokens, the last {names[0]}"))
+    if back.strip() != foreign and not read.truncated:
+        checkup.faults.append(
+            f"another agent's response {foreign!r} reads back as {back!r}; its tokenizer cannot spell it"
+        )
+    if limit.max_prompt_tokens is not None and len(prompt) > limit.max_prompt_tokens:
+        checkup.faults.append(
+            f"a prompt has {len(prompt)} tokens, generate.max_prompt_tokens is {limit.max_prompt_tokens}; raise it"
+        )
+    longest = max(limit.max_prompt_tokens or 0, len(prompt)) + limit.max_tokens
+    if longest > context:
+        checkup.faults.append(
+            f"prompt and response take up to {longest} tokens, its context has {context}; lower generate.max_tokens"
+        )
+
+
+def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
+    import torch
+
+    count = torch.cuda.device_count()
+    missing = [str(gpu) for gpu in settings.gpus if gpu >= count]
+    if missing:
+        yield f"GPU {', '.join(missing)} is not here, {count} are; correct gpus"
+        return
+    seen = settings.gpus or tuple(range(count))
+    wanted = settings.device if settings.device != "auto" else ("cuda" if seen else "cpu")
+    if not wanted.startswith("cuda"):
+        checkup.place = wanted
+        return
+    index = int(wanted.partition(":")[2] or 0)
+    if index < len(seen):
+        checkup.place = f"cuda:{seen[index]}"
+    else:
+        yield f"device {wanted} is not here: it sees {len(seen)} GPUs; set device or gpus"
+
+
+def _software(config: CampaignConfig, agent: str) -> Iterator[str]:
+    engine, attention = config.generation(agent).engine, config.agents[agent].attention
+    if isinstance(engine, VllmEngineConfig) and engine.url is None:
+        from hacrl_core.generation.vllm.process import find_python
+
+        try:
+            find_python(engine.python)
+        except HacrlError as fault:
+            yield str(fault)
+    if config.training(agent).lora is not None and importlib.util.find_spec("peft") is None:
+        yield "update.lora is set but peft is not installed; install the extra hacrl[lora]"
+    if attention.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
+        yield f"attention {attention} is set but flash-attn is not installed; set attention to auto"
+    checkpoint = config.agents[agent].checkpoint
+    if checkpoint is not None and checkpoint.gguf_file and importlib.util.find_spec("gguf") is None:
+        yield "gguf_file is set but gguf is not installed; install the extra hacrl[real]"
+
+
+# -- showing -------------------------------------------------------------------------------------------------------------
+
+
+def _show(console: Console, checkup: Checkup, same_tokens: list[str]) -> None:
+    console.print(Text(checkup.agent, style="bold"))
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for what, fact in checkup.facts:
+        table.add_row(what, Text(fact))
+    if same_tokens:
+        table.add_row("shares", f"tokens and template with {', '.join(same_tokens)}: ids are used verbatim")
+    if checkup.prompt:
+        table.add_row("prompt", Text(f"{checkup.prompt_tokens} tokens:", style="dim"))
+        table.add_row("", Text(checkup.prompt.rstrip("\n"), style="cyan"))
+    console.print(Padding(table, (0, 0, 1, 1)))
+
+
+def _shares_tokens(one: Checkup, other: Checkup) -> bool:
+    return bool(one.fingerprint) and one.fingerprint == other.fingerprint
+
+
+def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checkup]) -> list[str]:
+    """One row per agent. Workers on the CPU run side by side, so theirs add up; agents that share a GPU take turns."""
+    known = [c for c in checkups if c.memory is not None]
+    places: dict[str, list[Checkup]] = {}
+    for checkup in known:
+        places.setdefault(checkup.place, []).append(checkup)
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("memory, GiB")
+    for title in ("device", "generate", "score", "update", "free"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    faults = []
+    for place, there in places.items():
+        free = free_bytes(place)
+        highest = [c.memory.highest for c in there]
+        need = sum(highest) if place == "cpu" else max(highest)
+        verdict = "?" if free is None else "fits" if need <= free else "does not fit"
+        for checkup in there:
+            stages = [f"{getattr(checkup.memory, s) / GIB:.1f}" for s in ("generate", "score", "update")]
+            table.add_row(checkup.agent, place, *stages, "" if free is None else f"{free / GIB:.1f}", verdict)
+        if verdict == "does not fit":
+            names = " and ".join(c.agent for c in there)
+            faults.append(
+                f"{place}: {names} need about {need / GIB:.1f} GiB, {(free or 0) / GIB:.1f} are free; lower update.token_budget or "
+                "generate.batch_size, set update.gradient_checkpointing, or train adapters (update.lora)"
+            )
+    if known:
+        console.print(table)
+        console.print()
+    return faults
+
+
+def free_bytes(place: str, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    if place.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(place)[0])
+    if place != "cpu" or not meminfo.exists():
+        return None
+    fields: Mapping[str, str] = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,1 @@
+"""What a campaign leaves behind, read back: its record, its history, its log."""

@@ -1,0 +1,194 @@
+"""``hacrl report``: a campaign as one HTML page that needs nothing else, and as PNGs."""
+
+import json
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from flows.home import Home
+from flows.record.history import History, Points, clock, read_history, short, state_of
+from flows.report.examples import examples
+from flows.report.panels import Panel, Section, sections
+from flows.report.svg import draw, sparkline
+from flows.views.rollouts import find_campaign
+from hacrl_core.artifacts import Store
+
+PAGE = "report.html"
+_MOST_VERSIONS = 40  # rows of the lineage; those with an evaluation go first
+
+
+@dataclass(frozen=True)
+class Headline:
+    """An agent at a glance."""
+
+    agent: str
+    number: int
+    origin: str
+    benchmark: str
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    gain: float | None  # since its first version
+    best: float | None
+    best_version: int | None
+    reward: float | None
+    capability: float | None
+    curve: Markup
+
+
+@dataclass(frozen=True)
+class Version:
+    number: int
+    digest: str
+    parent: str
+    accuracy: float | None
+    seconds: float
+    finished: str
+    commit: str
+    marks: str
+
+
+def write_report(home: Home, name: str | None, out: Path | None, *, pictures: bool = True) -> list[Path]:
+    """The page first, then the PNGs. The campaign may still be running: the report shows what is finished."""
+    folder = find_campaign(home, name)
+    history = read_history(Store(home.store), folder)
+    place = out or folder / "report"
+    place.mkdir(parents=True, exist_ok=True)
+    page = place / PAGE
+    page.write_text(render(history, state_of(history, folder)), encoding="utf-8")
+    if not pictures:
+        return [page]
+    from flows.report.png import draw_sections
+
+    return [page, *draw_sections(sections(history), history, place)]
+
+
+def render(history: History, state: str) -> str:
+    """All text of prompts and responses is escaped by the template; only our own SVG goes in as it is."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(short=short, clock=clock, percent=_percent, signed=_signed)
+    source = files("flows.report") / "page_assets"
+    charts = sections(history)
+    drawn = {panel.key: draw(panel) for section in charts for panel in section.panels}
+    hover = {key: drawing.hover for key, drawing in drawn.items() if drawing.hover is not None}
+    iteration, shown = examples(history)
+    return environment.from_string((source / "report.html.j2").read_text(encoding="utf-8")).render(
+        history=history,
+        config=history.config,
+        state=state,
+        cost=history.cost(),
+        headlines=[_headline(history, number, agent) for number, agent in enumerate(history.agents)],
+        sections=[(s, [(p, Markup(drawn[p.key].svg), _legend(p)) for p in s.panels]) for s in charts],
+        examples=shown,
+        examples_iteration=iteration,
+        lineage={agent: _lineage(history, agent) for agent in history.agents},
+        settings=yaml.safe_dump(
+            history.config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True
+        ),
+        facts=_facts(history),
+        style=Markup((source / "style.css").read_text(encoding="utf-8")),
+        script=Markup((source / "hover.js").read_text(encoding="utf-8")),
+        hover=Markup(_json_for_script(hover)),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def _headline(history: History, number: int, agent: str) -> Headline:
+    benchmark = next((b for b in history.benchmarks if history.accuracy(agent, b)), "")
+    points = history.accuracy(agent, benchmark) if benchmark else []
+    edges = [history.accuracy(agent, benchmark, f"accuracy_{side}") if benchmark else [] for side in ("low", "high")]
+    settings, best = history.config.agents[agent], history.best(agent)
+    origin = (
+        f"{settings.warmstart.model.architecture}, warm start"
+        if settings.warmstart
+        else str(settings.checkpoint.path if settings.checkpoint else "")
+    )
+    means = history.mean_accuracy(agent)
+    return Headline(
+        agent,
+        number,
+        origin,
+        benchmark,
+        _last(points),
+        _last(edges[0]),
+        _last(edges[1]),
+        points[-1][1] - points[0][1] if len(points) > 1 else None,
+        None if best is None else means[best + settings.joins],
+        best,
+        _last(history.rewards(agent)),
+        _last(history.capability(agent)),
+        Markup(sparkline(points if len(points) > 1 else history.rewards(agent), number)),
+    )
+
+
+def _lineage(history: History, agent: str) -> tuple[list[Version], int]:
+    """The agent's versions with what each was made from, and how many were left out."""
+    versions, joins = history.versions[agent], history.config.agents[agent].joins
+    accuracy, best = history.mean_accuracy(agent), history.best(agent)
+    rows: list[Version] = []
+    known = {(h.entry.stage, h.entry.key): h.manifest for h in history.happened}
+    for number, entry in enumerate(versions):
+        manifest = known.get((entry.stage, entry.key))
+        if manifest is None:
+            continue  # cleaned away
+        marks = [word for word, yes in (("best", number == best), ("latest", number == len(versions) - 1)) if yes]
+        rows.append(
+            Version(
+                number,
+                manifest.content_digest[:10],
+                manifest.identity.inputs.get("agent", "")[:10] or entry.stage,
+                accuracy.get(number + joins),
+                manifest.provenance.seconds,
+                time.strftime("%d %b %H:%M", time.localtime(manifest.provenance.finished)),
+                manifest.provenance.commit[:10],
+                ", ".join(marks),
+            )
+        )
+    telling = [row for row in rows if row.accuracy is not None or row.marks or row.number == 0]
+    shown = rows if len(rows) <= _MOST_VERSIONS else telling[:: -(-len(telling) // _MOST_VERSIONS)]
+    return shown, len(rows) - len(shown)
+
+
+def _facts(history: History) -> list[tuple[str, str]]:
+    """What the numbers rest on: packages, machine, commit; of the newest stage."""
+    if not history.happened:
+        return []
+    newest = max((h.manifest.provenance for h in history.happened), key=lambda p: p.finished)
+    facts = {**newest.packages, **newest.hardware, "commit": newest.commit[:10]}
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _legend(panel: Panel) -> list[tuple[str, str]]:
+    layers = getattr(panel, "layers", ())
+    return [(f"v-{name}", name) for name, _ in layers]
+
+
+def _json_for_script(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever names it holds."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def _signed(value: float, digits: int = 2) -> str:
+    """With a real minus sign, and no sign at zero."""
+    text = f"{value:+.{digits}f}".replace("-", "−")
+    return text if float(f"{value:.{digits}f}") else text.lstrip("+−")
+
+
+def _last(points: Points) -> float | None:
+    return points[-1][1] if points else None
+
+
+__all__ = ["PAGE", "Section", "render", "write_report"]

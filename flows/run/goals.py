@@ -1,0 +1,99 @@
+"""How far a run of a campaign goes when it is asked for so many iterations *more*.
+
+The goal is fixed when the run begins, and kept in the campaign's folder: a run that was cut off and is started again (the same command,
+or Prefect's retry of the same flow run) finishes its own goal and adds nothing. A new run counts from the last complete iteration.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flows.campaign import Handle, run_campaign
+from flows.home import Home
+from flows.record.record import read_entries
+from flows.run.replay import CacheMiss, Done, bind
+from flows.stage_calls import Calls, Planned
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.problems import load_problems
+from stages.runner import Outcome, lookup
+
+TERMINAL = "terminal"
+
+
+@dataclass(frozen=True)
+class Goal:
+    run: str  # a Prefect flow run's id, or TERMINAL
+    more: int
+    iterations: int
+
+
+def with_goal(
+    config: CampaignConfig, home: Home, more: int, say: Callable[[str], None], run: str = TERMINAL
+) -> CampaignConfig:
+    """The campaign with its iterations set to ``more`` beyond what is complete, or to what this run set out for before."""
+    done, path = complete_iterations(config, home), home.campaign(config.name) / "goal.json"
+    last = _read(path)
+    if last is not None and (last.run, last.more) == (run, more) and last.iterations > done:
+        goal = last
+        say(
+            f"campaign {config.name}: {done} iterations are complete, going on to {goal.iterations} as this run set out to"
+        )
+    else:
+        goal = Goal(run, more, done + more)
+        say(f"campaign {config.name}: {done} iterations are complete, {more} more to {goal.iterations}")
+        _write(path, goal)
+    return CampaignConfig.model_validate({**config.model_dump(), "iterations": goal.iterations})
+
+
+def complete_iterations(config: CampaignConfig, home: Home) -> int:
+    """Iterations of the campaign's record whose artifacts are all in the store *under these settings*. Evaluations do not count."""
+    updates = [entry for entry in read_entries(home.campaign(config.name)) if entry.stage == "update"]
+    last = max((entry.iteration for entry in updates if entry.iteration is not None), default=-1)
+    recorded = config.model_copy(update={"iterations": last + 1})
+    count = _Count(Store(home.store))
+    with suppress(CacheMiss):
+        run_campaign(recorded, Calls(recorded, load_problems(config.problems).content_digest), count)
+    return count.done
+
+
+class _Nothing:
+    def outcome(self) -> Outcome:
+        raise CacheMiss("evaluations are not looked up")
+
+
+@dataclass
+class _Count:
+    """Walks the campaign through the store and counts; the first gap ends it."""
+
+    store: Store
+    done: int = 0
+
+    def submit(self, planned: Planned) -> Handle:
+        if planned.stage == "evaluate":
+            return _Nothing()
+        call = bind(planned)
+        found = lookup(self.store, call)
+        if found is None:
+            raise CacheMiss(call.label)
+        return Done(found)
+
+    def iteration_done(self, iteration: int) -> None:
+        self.done = iteration + 1
+
+
+def _read(path: Path) -> Goal | None:
+    try:
+        return Goal(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, goal: Goal) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(goal)))
+    os.replace(draft, path)

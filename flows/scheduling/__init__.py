@@ -1,0 +1,1 @@
+"""Prefect: its server, its pages, deployments and slots."""

@@ -1,0 +1,160 @@
+"""``hacrl deploy``: campaigns that Prefect runs by the clock, through the worker of ``hacrl up``."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.home import Home
+from flows.scheduling.api import _quiet_settings
+from flows.servers.state import POOL, prefect_of
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.errors import ConfigError, HacrlError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+FLOW = "campaign"
+
+
+def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -> None:
+    """Register the campaign, or renew it: one deployment per campaign name."""
+    with _client(home) as client:
+        from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+        from prefect.utilities.callables import parameter_schema
+
+        from flows.scheduling.scheduled import ENTRYPOINT, scheduled_campaign
+        from flows.servers.pool import ensure_pool
+
+        schedules = [_schedule(appointment) for appointment in config.schedule]
+        ensure_pool(POOL)
+        first = config.schedule[0] if config.schedule else None
+        deployment = client.create_deployment(
+            flow_id=client.create_flow_from_name(FLOW),
+            name=config.name,
+            description=f"{', '.join(config.agents)} learn together; registered with hacrl deploy.",
+            entrypoint=ENTRYPOINT,
+            work_pool_name=POOL,
+            schedules=schedules,
+            concurrency_limit=1,
+            concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+            parameters={
+                "config": config.model_dump(mode="json", exclude={"schedule"}),
+                "more_iterations": first.more_iterations if first else None,
+                "settings": {},
+            },
+            parameter_openapi_schema=parameter_schema(scheduled_campaign).model_dump(),
+            enforce_parameter_schema=True,
+            job_variables={"working_dir": str(Path.cwd())},
+            tags=["hacrl"],
+        )
+        console.print(f"campaign {config.name} is deployed to work pool {POOL}; overlapping runs queue")
+        for appointment in config.schedule:
+            more = f", {appointment.more_iterations} more iterations each time" if appointment.more_iterations else ""
+            console.print(f"  runs at {appointment.cron} ({appointment.timezone}){more}", highlight=False)
+        if not config.schedule:
+            console.print("  it has no schedule: start it with --now or in Prefect's pages")
+        if now:
+            run = client.create_flow_run_from_deployment(deployment, name=f"{config.name} by hand")
+            console.print(f"  a run is queued: {run.name}", highlight=False)
+
+
+def remove(console: Console, name: str, home: Home) -> None:
+    with _client(home) as client:
+        from prefect.exceptions import ObjectNotFound
+
+        try:
+            found = client.read_deployment_by_name(f"{FLOW}/{name}")
+        except ObjectNotFound:
+            known = ", ".join(sorted(each.name for each in _deployments(client))) or "none"
+            raise ConfigError(f"deployment {name}: not found; known deployments: {known}") from None
+        client.delete_deployment(found.id)
+        console.print(f"deployment {name} is removed; the campaign and its artifacts stay")
+
+
+def show(console: Console, home: Home) -> None:
+    with _client(home) as client:
+        found = _deployments(client)
+        if not found:
+            console.print("no deployments; register a campaign with: hacrl deploy CONFIG")
+            return
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for title in ("campaign", "runs at", "more", "next run", "last run"):
+            table.add_column(title)
+        for each in sorted(found, key=lambda deployment: deployment.name):
+            waiting, last = _runs(client, each.id)
+            whens = [f"{s.schedule.cron} ({s.schedule.timezone})" for s in each.schedules if s.active] or ["by hand"]
+            more = each.parameters.get("more_iterations")
+            table.add_row(each.name, "\n".join(whens), f"+{more}" if more else "", waiting, last)
+        console.print(table)
+
+
+def _schedule(appointment: Any) -> Any:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    try:
+        schedule = CronSchedule(cron=appointment.cron, timezone=appointment.timezone)
+    except ValueError as problem:
+        raise ConfigError(f"schedule.cron {appointment.cron!r}: {str(problem).splitlines()[-1].strip()}") from None
+    given = {"more_iterations": appointment.more_iterations, "settings": appointment.settings}
+    return DeploymentScheduleCreate(schedule=schedule, parameters=given)
+
+
+def _deployments(client: "SyncPrefectClient") -> list[Any]:
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+    from prefect.client.schemas.sorting import DeploymentSort
+
+    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=["hacrl"]))
+    return list(client.read_deployments(deployment_filter=ours, limit=200, sort=DeploymentSort.NAME_ASC))
+
+
+def _runs(client: "SyncPrefectClient", deployment: Any) -> tuple[str, str]:
+    """When the next run is due, and what became of the last."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    its = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    runs = client.read_flow_runs(deployment_filter=its, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200)
+    due = [run for run in runs if run.state is not None and run.state.is_scheduled()]
+    begun = [run for run in runs if run.start_time is not None]
+    waiting = f"{due[-1].expected_start_time.astimezone():%a %H:%M}" if due else ""
+    last = f"{begun[0].state.name}, {begun[0].start_time.astimezone():%a %H:%M}" if begun and begun[0].state else ""
+    return waiting, last
+
+
+@contextmanager
+def _client(home: Home) -> Iterator["SyncPrefectClient"]:
+    """A client of the user's Prefect server, else of ``hacrl up``'s; a deployment needs one that stays."""
+    _quiet_settings()
+    os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
+    if "PREFECT_API_URL" not in os.environ:
+        running = prefect_of(home)
+        if running is None:
+            raise ConfigError(f"no servers run in {home.root}; start them with: hacrl up")
+        os.environ["PREFECT_API_URL"] = running
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except PrefectHTTPStatusError as problem:
+        answer = problem.response
+        remedy = (
+            "put user:password into HACRL_CREDENTIALS"
+            if answer.status_code == 401
+            else "hacrl ps shows the servers, logs/prefect.log says why"
+        )
+        raise HacrlError(
+            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: {answer.text[:200]}; {remedy}"
+        ) from None
+    except httpx.HTTPError as problem:
+        raise HacrlError(
+            f"Prefect at {os.environ['PREFECT_API_URL']}: {type(problem).__name__}; hacrl ps shows the servers"
+        ) from None

@@ -1,0 +1,112 @@
+"""The flow behind a deployment: a worker runs it at the appointed time, in a process of its own.
+
+It is the campaign's flow with three things around it: how far to go, patience with a run of the same campaign in a terminal, and the
+terminal's lines in Prefect's log.
+"""
+
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
+from rich.console import Console
+
+from flows.home import Home
+from flows.record.record import is_running
+from flows.run.flow import campaign_flow
+from flows.run.goals import with_goal
+from flows.run.launch import conclude
+from flows.run.runner import THREADS, PlainRunner
+from flows.run.session import run_session
+from flows.scheduling.api import Server
+from flows.tracking.projection import quiet_environment
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.loading import apply_override, validate
+from hacrl_core.errors import HacrlError
+
+ENTRYPOINT = "flows.scheduling.scheduled.scheduled_campaign"
+
+
+def _run_name() -> str:
+    given = flow_run.parameters
+    more = f"+{given['more_iterations']}" if given.get("more_iterations") else f"to {given['config']['iterations']}"
+    return f"{given['config']['name']} {more} ({flow_run.scheduled_start_time:%Y-%m-%d %H:%M})"
+
+
+@flow(
+    name="campaign",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=THREADS),
+    persist_result=False,
+)
+def scheduled_campaign(
+    config: dict[str, Any], more_iterations: int | None = None, settings: dict[str, Any] | None = None
+) -> None:
+    """Run or continue a campaign.
+
+    Args:
+        config: The campaign's settings, as hacrl deploy read them.
+        more_iterations: How many iterations to run beyond the last complete one; empty: up to the config's iterations.
+        settings: Changes for this run only, e.g. {"generate.batch_size": 64}.
+    """
+    quiet_environment()
+    begun, home, log = time.monotonic(), Home.find(), get_run_logger()
+    campaign = changed(config, settings or {})
+    _wait_for_others(campaign.name, home, log)
+    if more_iterations is not None:
+        campaign = with_goal(campaign, home, more_iterations, log.info, run=str(flow_run.id))
+    with redirect_stdout(LogLines(log)):
+        ran, cached = _run(campaign, home)
+        conclude(campaign, home, Console(), ran, cached, begun)
+    log.info(f"{campaign.iterations} iterations complete: {ran} stages ran, {cached} were in the cache")
+
+
+def _run(campaign: CampaignConfig, home: Home) -> tuple[int, int]:
+    """Inside this very flow run; where Prefect's server goes away meanwhile, without it."""
+    try:
+        return campaign_flow.fn(campaign.model_dump(mode="json"), str(home.root))
+    except HacrlError:
+        raise
+    except Exception:
+        if Server(os.environ["PREFECT_API_URL"]).answers():
+            raise
+    print("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
+    return run_session(campaign, home, PlainRunner)
+
+
+def changed(config: Mapping[str, Any], settings: Mapping[str, Any]) -> CampaignConfig:
+    """The config with single settings over it, as ``--set`` does."""
+    raw: dict[str, Any] = json.loads(json.dumps(config))
+    for key, value in settings.items():
+        apply_override(raw, f"{key}={json.dumps(value)}")
+    return validate(raw, CampaignConfig, f"campaign {raw.get('name')}")
+
+
+def _wait_for_others(name: str, home: Home, log: Any) -> None:
+    """Runs of one deployment queue at Prefect; this is for the campaign that somebody started by hand."""
+    told = False
+    while is_running(home.campaign(name)):
+        if not told:
+            log.info(f"campaign {name} runs elsewhere on this machine; waiting for it")
+            told = True
+        time.sleep(2)
+
+
+class LogLines(io.TextIOBase):
+    """Whatever is printed, line by line into a log."""
+
+    def __init__(self, log: "logging.Logger | logging.LoggerAdapter[Any]") -> None:
+        self._log, self._rest = log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(str.strip, lines):
+            self._log.info(line.rstrip())
+        return len(text)

@@ -1,0 +1,75 @@
+"""Pinned versions: they keep their files whatever a policy says, until they are unpinned. A pin names the artifact, not only the number: it
+holds also when the campaign goes on with other settings."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flows.agents.evaluate import versions_of
+from flows.home import Home
+from flows.record.record import read_campaign, read_entries
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Pin:
+    agent: str
+    version: int
+    stage: str
+    key: str
+
+
+def read_pins(folder: Path) -> list[Pin]:
+    try:
+        return [Pin(**raw) for raw in json.loads((folder / "pins.json").read_text())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError):
+        raise ConfigError(f"{folder / 'pins.json'}: cannot be read; mend or delete it, then pin again") from None
+
+
+def pin(home: Home, name: str) -> str:
+    folder, found = _find(home, name)
+    if Store(home.store).is_collected(found.stage, found.key):
+        raise ConfigError(f"{name}: its files were collected already; there is nothing to pin")
+    others = [p for p in read_pins(folder) if p.key != found.key]
+    _write(folder, [*others, found])
+    return f"{name} is pinned: its files stay until hacrl store unpin {name}"
+
+
+def unpin(home: Home, name: str) -> str:
+    folder, agent, version = _parse(home, name)
+    pins = read_pins(folder)
+    left = [p for p in pins if (p.agent, p.version) != (agent, version)]
+    if len(left) == len(pins):
+        known = ", ".join(f"{folder.name}/{p.agent}@{p.version}" for p in pins) or "none"
+        raise ConfigError(f"{name}: is not pinned; pinned here: {known}")
+    _write(folder, left)
+    return f"{name} is no longer pinned; the keep policy decides"
+
+
+def _find(home: Home, name: str) -> tuple[Path, Pin]:
+    folder, agent, version = _parse(home, name)
+    config = read_campaign(folder)
+    if agent not in config.agents:
+        raise ConfigError(f"agent {agent}: not in campaign {folder.name}; its agents are {', '.join(config.agents)}")
+    versions = versions_of(Store(home.store), read_entries(folder), agent, config)
+    if version >= len(versions):
+        raise ConfigError(f"{name}: no such version; {folder.name}/{agent} has 0 to {len(versions) - 1}")
+    return folder, Pin(agent, version, versions[version].stage, versions[version].key)
+
+
+def _parse(home: Home, name: str) -> tuple[Path, str, int]:
+    base, _, version = name.partition("@")
+    campaign, _, agent = base.rpartition("/")
+    if not campaign or not agent or not version.isdecimal():
+        raise ConfigError(f"{name}: give campaign/agent@version, e.g. demo/ada@12 (the version after 12 iterations)")
+    return home.campaign(campaign), agent, int(version)
+
+
+def _write(folder: Path, pins: list[Pin]) -> None:
+    draft = folder / "pins.json.draft"
+    draft.write_text(json.dumps([asdict(p) for p in pins], indent=1))
+    os.replace(draft, folder / "pins.json")

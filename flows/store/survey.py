@@ -1,0 +1,155 @@
+"""Whose artifacts are whose: reads every campaign's record and says which files must stay, which may be collected and which nobody knows.
+
+*Needed*: files stay. *Known*: a record names the artifact, but no keep policy wants its files; the manifest stays, so that the campaign is not
+run again. What is neither is garbage. A campaign that runs, or that this version cannot read, needs everything it ever recorded.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.agents.evaluate import evaluations_log
+from flows.home import Home
+from flows.record.history import History, read_history
+from flows.record.record import is_running
+from flows.store.pins import Pin, read_pins
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.keeping import KeepConfig
+from hacrl_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of an agent, by the iterations behind it."""
+
+    agent: str
+    number: int
+    stage: str
+    key: str
+    accuracy: float | None  # mean over the campaign's benchmarks
+    pinned: bool
+    kept: bool  # by the policy, because it is pinned, or for a benchmark still to come
+
+
+@dataclass
+class Campaign:
+    """What one campaign's record says."""
+
+    name: str
+    running: bool
+    needed: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    entries: list[tuple[str, str, str]] = field(
+        default_factory=list
+    )  # (stage, agent, key) of the last entry of each label
+    versions: list[Version] = field(default_factory=list)
+    policy: KeepConfig | None = None
+
+
+def campaign_places(home: Home) -> list[Path]:
+    """Campaigns' folders, also those of a sweep that lie deeper."""
+    return sorted({path.parent for path in home.campaigns.rglob("stages.jsonl")})
+
+
+def running_sweeps(home: Home) -> list[Path]:
+    """Folders of the sweeps that run; their cells are campaigns, but what they make first is in no campaign's record yet."""
+    return sorted(filter(is_running, (home.root / "sweeps").glob("*")))
+
+
+def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
+    lines = list(_lines(folder / "stages.jsonl"))
+    running = is_running(folder)
+    name = folder.relative_to(home.campaigns).as_posix()
+    found = Campaign(name, running)
+    latest = {str(raw.get("label")): raw for raw in lines}
+    found.entries = [(str(r.get("stage")), str(r.get("agent")), str(r["key"])) for r in latest.values()]
+    pins = read_pins(folder)
+    try:
+        history = read_history(store, folder)
+    except (ConfigError, TypeError):  # of another version of hacrl: not ours to judge
+        found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
+        return found
+    found.policy = override or history.config.keep
+    found.versions = read_versions(history, found.policy, pins)
+    if running:
+        found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
+        return found
+    found.known = {v.key for v in found.versions if not v.kept}
+    found.needed = ({key for _, _, key in found.entries} - found.known) | {p.key for p in pins}
+    return found
+
+
+def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) -> list[Version]:
+    """Every agent's versions, and whether they keep their files."""
+    pinned = {p.key for p in pins}
+    evaluated = {(h.entry.agent, h.entry.variant, h.step) for h in history.happened if h.entry.stage == "evaluate"}
+    found = []
+    for agent, versions in history.versions.items():
+        joins = history.config.agents[agent].joins
+        accuracy = {step - joins: value for step, value in history.mean_accuracy(agent).items()}
+        best = history.best(agent)
+        for number, entry in enumerate(versions):
+            kept = (
+                policy is None
+                or entry.key in pinned
+                or policy.keeps(number, len(versions) - 1, best)
+                or _evaluation_due(history.config, agent, number, evaluated)
+            )
+            found.append(
+                Version(agent, number, entry.stage, entry.key, accuracy.get(number), entry.key in pinned, kept)
+            )
+    return found
+
+
+def _evaluation_due(config: CampaignConfig, agent: str, number: int, evaluated: set[tuple[str, str, int]]) -> bool:
+    """Whether a benchmark of this version is still to come."""
+    settings = config.agents[agent]
+    iteration = number + settings.joins
+    last = min(settings.leaves or config.iterations, config.iterations)
+    due = config.evaluate.due(iteration, last, settings.joins)
+    return any((agent, benchmark.name, iteration) not in evaluated for benchmark in due)
+
+
+@dataclass(frozen=True)
+class Survey:
+    campaigns: list[Campaign]
+    needed: set[str]
+    known: set[str]
+
+
+def survey(home: Home, store: Store, override: KeepConfig | None = None, only: str | None = None) -> Survey:
+    """All campaigns together. ``override`` replaces the policies of all campaigns, or of the one named by ``only``."""
+    campaigns = []
+    for folder in campaign_places(home):
+        name = folder.relative_to(home.campaigns).as_posix()
+        campaigns.append(read_place(home, store, folder, override if only in (None, name) else None))
+    evaluated, adopted = _evaluations(home)
+    needed = set().union(*(c.needed for c in campaigns)) | evaluated
+    known = set().union(*(c.known for c in campaigns)) | adopted
+    return Survey(campaigns, needed, known - needed)
+
+
+def _evaluations(home: Home) -> tuple[set[str], set[str]]:
+    """Results of ``hacrl eval``, which no campaign records, and the checkpoints that were taken in for them: the results stay; of the
+    checkpoints the manifests, which is all that showing a result again needs."""
+    rows = [raw for raw in _lines(evaluations_log(home)) if raw.get("key")]
+    results = {str(raw["key"]) for raw in rows if raw.get("stage") == "evaluate"}
+    return results, {str(raw["key"]) for raw in rows} - results
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whatever version wrote them: only what clean-up needs is read."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            continue  # torn by a crash
+        if isinstance(raw, dict) and "key" in raw:
+            yield raw

@@ -1,0 +1,152 @@
+"""The work of a sweep, in order: the agents' first versions, then the cells that start from them, seed by seed.
+
+First versions are jobs of their own, since several cells need the same one and a warm start is long: cells side by side would wait for one
+another. Those of the next seed come a little before the last cells of this one, so that no process waits for them.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flows.record.record import Entry
+from flows.stage_calls import Calls
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.sweep import Cell
+from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.problems import load_problems
+from stages.spec import Context, find_stage
+
+STAGES = ("adopt", "warmstart", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
+MARK, FAILED = "finished.json", "failed.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does in one go: a whole cell, or the first version of one agent."""
+
+    config: CampaignConfig
+    folder: Path  # of the campaign's record
+    origin: str | None = None  # the agent whose first version this is
+
+    @property
+    def label(self) -> str:
+        return self.config.name if self.origin is None else f"{self.config.name} first version of {self.origin}"
+
+    @property
+    def agent(self) -> str:
+        """Whose log a worker process writes to when something unforeseen happens."""
+        return "sweep"
+
+    def perform(self, store: Store, context: Context) -> "Tally":
+        """In a worker process. The store is new for each job: its memory of artifacts must not grow for hours."""
+        from flows.sweep.cells import run_job
+
+        begun = time.perf_counter()
+        warm = context.warm.setdefault("agents", {})
+        tally = run_job(self, Store(store.root, on_problem=context.warn), replace(context, warm=warm))
+        return replace(tally, seconds=time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a job, or all of them, really did."""
+
+    ran: int = 0
+    cached: int = 0
+    rollouts_sampled: int = 0
+    tokens_sampled: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def order_jobs(cells: Sequence[Cell], campaigns: Path, concurrency: int) -> list[Job]:
+    by_seed: dict[int, list[Job]] = {}
+    origins: dict[int, list[Job]] = {}
+    known: set[str] = set()
+    for cell in cells:
+        folder = campaigns / cell.label
+        by_seed.setdefault(cell.seed, []).append(Job(cell.config, folder))
+        for agent, settings in cell.config.agents.items():
+            key = digest_of([cell.seed, agent, settings.model_dump(mode="json", include={"warmstart", "checkpoint"})])
+            if key not in known:
+                known.add(key)
+                origins.setdefault(cell.seed, []).append(Job(cell.config, folder, agent))
+    ordered: list[Job] = []
+    for seed, jobs in by_seed.items():
+        place = max(0, len(ordered) - concurrency)
+        ordered[place:place] = origins.get(seed, [])
+        ordered += jobs
+    return ordered
+
+
+def mark_finished(job: Job, entries: Sequence[Entry], sources: Mapping[str, Any]) -> None:
+    """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell consists of."""
+    mark = {**fingerprint(job.config, sources), "entries": [asdict(entry) for entry in entries]}
+    _write(job.folder / MARK, mark)
+    (job.folder / FAILED).unlink(missing_ok=True)
+
+
+def mark_failed(job: Job, why: str) -> None:
+    """A cell that ended in an error says so in every report: leaving it out without a word would favour what survives."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _write(job.folder / FAILED, {"why": why.partition("\n")[0]})
+
+
+def why_failed(folder: Path) -> str | None:
+    """None: it did not fail, it was not run, or it was finished since."""
+    try:
+        return str(json.loads((folder / FAILED).read_text())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(content))
+    os.replace(draft, path)
+
+
+def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
+    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every artifact is there."""
+    try:
+        mark = json.loads((job.folder / MARK).read_text())
+        entries = [Entry(**raw) for raw in mark.pop("entries")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if mark != fingerprint(job.config, _sources_now(job.config)):
+        return None
+    objects = store_root / "objects"
+    return entries if all((objects / e.stage / e.key / MANIFEST).exists() for e in entries) else None
+
+
+def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
+    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the stages."""
+    settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
+    return {
+        "settings": digest_of(settings),
+        "sources": digest_of(dict(sources)),
+        "versions": {name: find_stage(name).version for name in STAGES},
+    }
+
+
+_known_sources: dict[str, dict[str, Any]] = {}  # of this process: reading data again for every cell would take minutes
+
+
+def _sources_now(config: CampaignConfig) -> dict[str, Any]:
+    asked = digest_of(
+        [
+            config.model_dump(mode="json", include={"problems", "evaluate", "verify"}),
+            {name: agent.model_dump(mode="json", include={"checkpoint"}) for name, agent in config.agents.items()},
+        ]
+    )
+    if asked not in _known_sources:
+        _known_sources[asked] = Calls(config, load_problems(config.problems).content_digest).sources()
+    return _known_sources[asked]

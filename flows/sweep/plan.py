@@ -1,0 +1,96 @@
+"""What a sweep will cost, found by walking every cell without running anything.
+
+An artifact that does not exist yet stands in with a digest made from its key, so calls that will be the same call in two cells have
+the same key here, too. Only artifacts that turn out equal although they were made differently are missed: the plan is an upper bound.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.campaign import run_campaign
+from flows.run.replay import Done, bind
+from flows.stage_calls import Calls, Planned
+from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.sweep import Cell
+from hacrl_core.problems import load_problems
+from stages.runner import Outcome
+from stages.spec import find_stage
+
+
+@dataclass
+class Plan:
+    """Counts over all cells. calls = stored + shared + to_run; the same for rollouts."""
+
+    cells: int = 0
+    finished: int = 0
+    calls: int = 0
+    stored: int = 0
+    to_run: int = 0
+    rollouts: int = 0
+    rollouts_stored: int = 0
+    rollouts_to_run: int = 0
+    to_run_by_stage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> int:
+        return self.calls - self.stored - self.to_run
+
+    @property
+    def rollouts_shared(self) -> int:
+        return self.rollouts - self.rollouts_stored - self.rollouts_to_run
+
+
+class _Walk:
+    """A runner that runs nothing: real artifacts where the store has them, stand-ins elsewhere."""
+
+    def __init__(self, store: Store, seen: set[str], plan: Plan, config: CampaignConfig) -> None:
+        self._store, self._seen, self._plan = store, seen, plan
+        self._responses = config.group_size * config.prompts_per_iteration
+
+    def submit(self, planned: Planned) -> Done:
+        call = bind(planned)
+        identity = find_stage(call.stage).identity(call)
+        key = identity.key
+        real = not any(ref.digest.startswith("planned:") for ref in call.inputs.values())
+        found = self._store.lookup(identity, verify=False) if real else None
+        self._count(call.stage, key, found is not None)
+        return Done(
+            Outcome(found or ArtifactRef(call.stage, key, f"planned:{key}", Path()), found is not None, 0.0, {})
+        )
+
+    def iteration_done(self, iteration: int) -> None:
+        pass
+
+    def _count(self, stage: str, key: str, stored: bool) -> None:
+        plan, responses = self._plan, self._responses if stage == "generate" else 0
+        plan.calls += 1
+        plan.rollouts += responses
+        if stored:
+            plan.stored += 1
+            plan.rollouts_stored += responses
+        elif key not in self._seen:
+            self._seen.add(key)
+            plan.to_run += 1
+            plan.rollouts_to_run += responses
+            plan.to_run_by_stage[stage] = plan.to_run_by_stage.get(stage, 0) + 1
+
+
+def make_plan(store: Store, cells: Iterable[Cell], finished: int = 0) -> Plan:
+    """Walk the cells that are not finished; finished ones cost nothing and are only counted."""
+    plan, seen = Plan(finished=finished, cells=finished), set[str]()
+    digests: dict[str, str] = {}
+    for cell in cells:
+        plan.cells += 1
+        calls = Calls(cell.config, problems_digest(cell.config, digests))
+        run_campaign(cell.config, calls, _Walk(store, seen, plan, cell.config))
+    return plan
+
+
+def problems_digest(config: CampaignConfig, known: dict[str, str]) -> str:
+    """Of the cell's problems; read once for all cells that ask the same."""
+    asked = config.problems.model_dump_json()
+    if asked not in known:
+        known[asked] = load_problems(config.problems).content_digest
+    return known[asked]

@@ -1,0 +1,135 @@
+"""What finished cells measured, read from the manifests in the store: nothing is run, nothing is kept anywhere else."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.record.record import Entry
+from flows.sweep.jobs import Job, finished_entries
+from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.config.sweep import Cell, Sweep
+from hacrl_core.contracts.manifest import digest_of
+
+BOTH = "mean"  # the mean over a cell's agents, as if it were one more agent
+# Why a method did what it did: mean over the iterations, per learner.
+DIAGNOSTICS = {
+    "inside": "update/foreign_inside_fraction",
+    "foreign_ratio": "update/foreign_ratio_mean",
+    "foreign_ess": "update/foreign_ess_fraction",
+    "own_clipped": "update/own_clip_fraction",
+    "cosine": "update/gradient_cosine",
+    "gradient_norm": "update/gradient_norm_mean",
+    "response_length": "generate/response_length_mean",
+    "no_signal": "credit/no_signal_share",
+}
+
+Series = dict[int, float]  # iterations done → value
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    accuracy: Series = field(default_factory=dict)
+    reward: Series = field(default_factory=dict)
+    responses: Series = field(default_factory=dict)  # sampled by this agent, in all
+    tokens: Series = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)  # everything else that its stages measured
+    version: str = ""  # content digest of its last version
+
+    @property
+    def before(self) -> float:
+        return self.accuracy[min(self.accuracy)]
+
+    @property
+    def after(self) -> float:
+        return self.accuracy[max(self.accuracy)]
+
+    def average(self, metric: str) -> float | None:
+        values = self.metrics.get(metric)
+        return float(np.mean(list(values.values()))) if values else None
+
+
+@dataclass(frozen=True)
+class CellResult:
+    variant: str
+    seed: int
+    agents: dict[str, AgentResult]
+    commits: frozenset[str]
+    packages: dict[str, str]
+    stage_seconds: float  # what its stages took when they ran, here or in another cell
+
+    def cost(self, what: str) -> Series:
+        """Responses or tokens sampled by all agents together, by iterations done."""
+        total: Series = defaultdict(float)
+        for agent in self.agents.values():
+            for iteration, value in getattr(agent, what).items():
+                total[iteration] += value
+        return dict(total)
+
+
+def read_results(sweep: Sweep, home: Path) -> list[CellResult]:
+    """The finished cells, in the order of the sweep."""
+    found = []
+    for cell in sweep.cells:
+        entries = finished_entries(Job(cell.config, home / "campaigns" / cell.label), home / "store")
+        if entries is not None:
+            found.append(read_cell(cell, entries, home / "store", sweep.benchmark))
+    return found
+
+
+def read_cell(cell: Cell, entries: Sequence[Entry], store: Path, benchmark: str) -> CellResult:
+    agents: dict[str, AgentResult] = {name: AgentResult() for name in cell.config.agents}
+    versions: dict[str, tuple[int, str]] = {}
+    commits, packages, seconds = set[str](), dict[str, str](), 0.0
+    for entry in entries:
+        manifest = json.loads((store / "objects" / entry.stage / entry.key / MANIFEST).read_bytes())
+        commits.add(manifest["provenance"]["commit"])
+        packages = manifest["provenance"]["packages"]
+        seconds += manifest["provenance"]["seconds"]
+        if entry.agent in agents:
+            _take(agents[entry.agent], entry, manifest["metrics"], benchmark)
+        if entry.stage == "update" and (entry.iteration or 0) >= versions.get(entry.agent, (-1, ""))[0]:
+            versions[entry.agent] = (entry.iteration or 0, _content(manifest))
+    finished = {
+        name: AgentResult(
+            a.accuracy,
+            a.reward,
+            _cumulated(a.metrics.get("generate/responses", {})),
+            _cumulated(a.metrics.get("generate/tokens", {})),
+            a.metrics,
+            versions.get(name, (0, ""))[1],
+        )
+        for name, a in agents.items()
+    }
+    return CellResult(cell.variant, cell.seed, finished, frozenset(commits), packages, seconds)
+
+
+def _take(agent: AgentResult, entry: Entry, metrics: dict[str, float], benchmark: str) -> None:
+    iteration = entry.iteration or 0
+    if entry.stage == "evaluate":
+        if entry.variant == benchmark and f"evaluate/{benchmark}/accuracy" in metrics:
+            agent.accuracy[iteration] = metrics[f"evaluate/{benchmark}/accuracy"]
+        step = iteration
+    else:
+        step = iteration + 1
+    if entry.stage == "verify":
+        agent.reward[step] = metrics["verify/reward_mean"]
+    if entry.variant != "reference":
+        for name, value in metrics.items():
+            agent.metrics.setdefault(name, {})[step] = value
+
+
+def _cumulated(values: Series) -> Series:
+    total, found = 0.0, {0: 0.0}
+    for iteration in sorted(values):
+        total += values[iteration]
+        found[iteration] = total
+    return found
+
+
+def _content(manifest: dict[str, Any]) -> str:
+    return digest_of({o["path"]: o["sha256"] for o in manifest["outputs"] if not o["measured"]})

@@ -1,0 +1,255 @@
+"""Runs a sweep: plan, then cells side by side in long-lived processes, then the report. Whatever is finished is not run again."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from flows.home import Home
+from flows.run.executors import Events, Stopped, Worker, WorkerDied
+from flows.sweep.jobs import Job, Tally, finished_entries, mark_failed, order_jobs
+from flows.sweep.plan import Plan, make_plan
+from flows.sweep.report import SweepReport, make_report, write_report
+from flows.tracking.sweep import SweepTracker
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.locks import holder, try_exclusive
+from hacrl_core.config.sweep import Cell, Sweep
+from hacrl_core.errors import ConfigError, HacrlError
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, and how: whoever schedules it calls ``perform`` on each job, and ``abort`` when told to stop."""
+
+    name: str
+    jobs: Sequence[Job]
+    concurrency: int
+    perform: Callable[[Job], Tally]
+    abort: Callable[[], None]
+
+
+Execute = Callable[[Work, Home], None]
+
+
+@dataclass
+class Outcome:
+    """What became of a sweep."""
+
+    plan: Plan
+    tally: Tally = field(default_factory=Tally)
+    failures: dict[str, HacrlError] = field(default_factory=dict)  # label of the cell → why
+    report: SweepReport | None = None
+
+
+def sweep_folder(sweep: Sweep, home: Home) -> Path:
+    return home.root / "sweeps" / sweep.config.name
+
+
+def plan_sweep(sweep: Sweep, home: Home) -> tuple[Plan, list[Cell]]:
+    """What is to be done, and the cells that are not finished."""
+    open_ = [c for c in sweep.cells if finished_entries(_job(c, home), home.store) is None]
+    return make_plan(Store(home.store), open_, finished=len(sweep.cells) - len(open_)), open_
+
+
+def run_sweep(
+    sweep: Sweep, home: Home, console: Console, execute: Execute | None = None, pool: "Pool | None" = None
+) -> Outcome:
+    """Run or resume. A cell that fails does not stop the others; the outcome names it."""
+    with _alone(sweep, home), SweepTracker(sweep, home, lambda message: warn(console, message)) as tracker:
+        plan, todo = plan_sweep(sweep, home)
+        show_plan(console, sweep, plan)
+        outcome = Outcome(plan)
+        Store(home.store).sweep_staging()
+        for cell in sweep.cells:
+            if cell not in todo:
+                tracker.replay(cell)
+        if todo:
+            pool = pool or Pool(sweep.config.concurrency, home.store)
+            _run(sweep, home, console, todo, outcome, tracker, execute or execute_with_prefect, pool)
+        outcome.report = make_report(sweep, home.root)
+        files = write_report(outcome.report, sweep_folder(sweep, home))
+        tracker.summarise(outcome.report.metrics(), files)
+    return outcome
+
+
+def _run(
+    sweep: Sweep,
+    home: Home,
+    console: Console,
+    todo: Sequence[Cell],
+    outcome: Outcome,
+    tracker: SweepTracker,
+    execute: Execute,
+    pool: "Pool",
+) -> None:
+    cells = {cell.label: cell for cell in todo}
+    jobs = order_jobs(todo, home.campaigns, sweep.config.concurrency)
+    lock, begun, done = threading.Lock(), time.monotonic(), 0
+    events = Events(warn=lambda message: warn(console, message))
+
+    def perform(job: Job) -> Tally:
+        nonlocal done
+        try:
+            tally = pool.run(job, events, retries=job.config.runtime.retries)
+        except Stopped:
+            raise
+        except HacrlError as problem:
+            with lock:
+                outcome.failures[job.label] = problem
+            if job.origin is None:
+                mark_failed(job, str(problem))
+            warn(console, f"{job.label}: {problem}")
+            raise
+        with lock:
+            outcome.tally += tally
+            outcome.failures.pop(job.label, None)  # it failed, and was tried again without Prefect
+            done += job.origin is None
+            left = (time.monotonic() - begun) / max(done, 1) * (len(todo) - done)
+        if job.origin is None:
+            tracker.replay(cells[job.label])
+            console.print(
+                f"cell {done}/{len(todo)}  {job.label}  {tally.ran} stages ran, {tally.cached} shared  {tally.seconds:.0f} s"
+                f"  about {clock(left)} left",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return tally
+
+    complete = False
+    work = Work(sweep.config.name, jobs, sweep.config.concurrency, perform, lambda: pool.stop(now=True))
+    try:
+        execute(work, home)
+        complete = True
+    finally:
+        pool.stop(now=not complete)
+    for cell in todo:
+        if cell.label not in outcome.failures and finished_entries(_job(cell, home), home.store) is None:
+            outcome.failures[cell.label] = HacrlError("ended without a result; the same command again runs it")
+
+
+class Pool:
+    """Long-lived worker processes; each takes one job at a time and keeps engines and tokenizers warm in between."""
+
+    def __init__(self, size: int, store_root: Path) -> None:
+        self._workers = [Worker(f"sweep-{n}", store_root, threads=1, device="auto") for n in range(size)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def run(self, job: Job, events: Events, retries: int) -> Tally:
+        worker = self._idle.get()
+        try:
+            for attempt in range(retries + 1):
+                try:
+                    tally: Tally = worker.run(job, events)
+                    return tally
+                except WorkerDied as problem:  # killed, or out of memory: a new process takes the job up where it was
+                    if attempt == retries:
+                        raise
+                    events.warn(f"{problem}; trying again")
+            raise AssertionError("unreachable")
+        finally:
+            self._idle.put(worker)
+
+    def stop(self, *, now: bool) -> None:
+        for worker in self._workers:
+            worker.stop(now=now)
+
+
+def execute_with_prefect(work: Work, home: Home) -> None:
+    """One flow for the whole sweep, a task for each job; as many at a time as the sweep says."""
+    from flows.scheduling.api import prefect_api
+
+    with prefect_api(home) as server:
+        if server is None:
+            execute_with_threads(work, home)
+            return
+        from flows.sweep.flow import run_flow
+
+        try:
+            run_flow(work)
+            return
+        except HacrlError:
+            raise
+        except Exception:
+            if server.answers():
+                raise
+    execute_with_threads(work, home)  # Prefect's server is gone; finished cells are found in the store
+
+
+def execute_with_threads(work: Work, home: Home) -> None:
+    """The same where there is no Prefect to talk to."""
+    with ThreadPoolExecutor(work.concurrency) as threads:
+        try:
+            for future in [threads.submit(work.perform, job) for job in work.jobs]:
+                try:
+                    future.result()
+                except HacrlError:
+                    continue  # noted by perform; the others go on
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            work.abort()
+            raise
+
+
+def show_plan(console: Console, sweep: Sweep, plan: Plan) -> None:
+    variants, seeds = len(sweep.variants), len(sweep.config.seeds)
+    lines = [
+        f"sweep {sweep.config.name}: {variants} variants × {seeds} seeds = {plan.cells} cells, {plan.finished} finished",
+        f"  stages    {plan.calls:>10,} in unfinished cells: {plan.to_run:,} to run, {plan.shared:,} shared between cells, "
+        f"{plan.stored:,} in the store",
+        f"  rollouts  {plan.rollouts:>10,} in unfinished cells: {plan.rollouts_to_run:,} to sample, {plan.rollouts_shared:,} shared, "
+        f"{plan.rollouts_stored:,} in the store",
+    ]
+    if plan.to_run:
+        kinds = ", ".join(f"{count:,} {stage}" for stage, count in sorted(plan.to_run_by_stage.items()))
+        lines.append(f"  to run: {kinds}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def show_outcome(console: Console, outcome: Outcome) -> None:
+    plan, tally = outcome.plan, outcome.tally
+    console.print(
+        f"{tally.ran:,} stages ran ({plan.to_run:,} planned), {tally.cached:,} were shared or in the store; "
+        f"{tally.rollouts_sampled:,} rollouts of {tally.tokens_sampled:,} tokens sampled ({plan.rollouts_to_run:,} rollouts planned); "
+        f"{clock(tally.seconds)} of work",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for label, problem in outcome.failures.items():
+        warn(console, f"failed: {label}: {problem}")
+
+
+def warn(console: Console, message: str) -> None:
+    console.print(Text.assemble(("! ", "yellow"), message), soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _job(cell: Cell, home: Home) -> Job:
+    return Job(cell.config, home.campaign(cell.label))
+
+
+@contextmanager
+def _alone(sweep: Sweep, home: Home) -> Iterator[None]:
+    path = sweep_folder(sweep, home) / "running.lock"
+    handle = try_exclusive(path, patience=1.0)  # others only look, for a moment
+    if handle is None:
+        raise ConfigError(
+            f"sweep {sweep.config.name}: already running ({holder(path)}); wait for it, or rename this one"
+        )
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""MLflow: a projection of the manifests."""

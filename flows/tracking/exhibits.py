@@ -1,0 +1,168 @@
+"""What MLflow shows of a campaign beside its metrics: datasets, sample rollouts as a table, figures, the report.
+
+Files are written over the ones of the same name, and inputs merge by their digest, so that replaying leaves no second copy.
+"""
+
+import getpass
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flows.record.history import History
+from flows.record.record import Entry
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.manifest import Manifest
+from hacrl_core.errors import ArtifactError
+
+TABLE = "rollouts.json"
+PARENT = ""
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # MLflow opens it as training, not as chat
+_PROMPTS = 12  # in the table of sample rollouts
+
+
+def run_tags(config: CampaignConfig, agent: str) -> dict[str, str]:
+    """What MLflow shows at the head of a run: who, from where, and what it is."""
+    settings = config.agents.get(agent)
+    if settings is None:
+        about = f"Campaign **{config.name}**: {', '.join(config.agents)} learn together with {config.preset}, {config.iterations} iterations."
+    else:
+        origin = "a warm start" if settings.checkpoint is None else settings.checkpoint.path
+        about = f"Agent **{agent}** of the campaign **{config.name}**, from {origin}. Its versions: model `{config.name}.{agent}`."
+    how = f"Charts and examples: `report.html` among the artifacts of the campaign's run, or `hacrl report {config.name}`."
+    return {
+        "mlflow.note.content": f"{about}\n\n{how}",
+        "mlflow.source.name": "hacrl run",
+        "mlflow.user": getpass.getuser(),
+        "hacrl.algorithm": config.preset,
+    }
+
+
+class Gallery:
+    """Begins with what the campaign has done already, and is fed with what it does."""
+
+    def __init__(self, client: Any, history: History, runs: dict[str, str]) -> None:
+        self._client, self._runs, self._config, self._store = client, runs, history.config, history.store
+        self._entries = {happened.entry.label: happened.entry for happened in history.happened}
+        self._inputs: set[tuple[str, str]] = set()
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        self._entries.update({entry.label: entry for entry in entries})
+        self._log_inputs(entries)
+        if any(entry.stage == "evaluate" and entry.iteration for entry in entries):
+            self._log_table()
+
+    def finish(self) -> None:
+        self._log_inputs(self._entries.values())
+        self._log_table()
+        self._log_figures()
+
+    # -- datasets --------------------------------------------------------------------------------------------------
+
+    def _log_inputs(self, entries: Iterable[Entry]) -> None:
+        """The problems of training and of each benchmark, by the digests that the stages themselves recorded."""
+        fresh = []
+        for entry in entries:
+            if entry.stage not in ("sample", "evaluate"):
+                continue
+            manifest = self._manifest(entry)
+            if manifest is None:
+                continue
+            digest = str(manifest.identity.config.get("content_digest", ""))
+            name = entry.variant if entry.stage == "evaluate" else "training problems"
+            if digest and (name, digest) not in self._inputs:
+                self._inputs.add((name, digest))
+                fresh.append(self._dataset(name, digest, entry.stage, manifest.metrics))
+        for run in self._runs.values() if fresh else ():
+            self._client.log_inputs(run, datasets=fresh)
+
+    def _dataset(self, name: str, digest: str, stage: str, metrics: dict[str, float]) -> Any:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        if stage == "sample":
+            problems: Any = self._config.problems
+        else:
+            problems = next((b.problems for b in self._config.evaluate.benchmarks if b.name == name), None)
+        settings = {} if problems is None else problems.model_dump(mode="json", exclude_none=True)
+        rows = metrics.get(f"evaluate/{name}/problems")
+        dataset = Dataset(
+            name=name,
+            digest=digest[:32],  # MLflow takes no more than 36 characters
+            source_type="hacrl",
+            source=json.dumps(settings),
+            profile=json.dumps({"num_rows": int(rows)}) if rows else None,
+        )
+        context = "training" if stage == "sample" else "evaluation"
+        return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+
+    # -- cost ------------------------------------------------------------------------------------------------------
+
+    def costs(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Any]]:
+        """Responses and tokens up to an iteration, each agent's and everybody's, to draw accuracy against."""
+        from mlflow.entities import Metric
+
+        self._entries.update({entry.label: entry for entry in entries})
+        fresh = {entry.iteration for entry in entries if entry.stage == "generate" and entry.iteration is not None}
+        if not fresh:
+            return
+        wrote = [(e, m) for e in self._entries.values() if e.stage == "generate" and (m := self._manifest(e))]
+        for iteration in sorted(fresh):
+            until = [(e, m) for e, m in wrote if e.iteration is not None and e.iteration <= iteration]
+            at = max((int(m.provenance.finished * 1000) for e, m in until if e.iteration == iteration), default=0)
+            for who, name in product((PARENT, *self._config.agents), ("responses", "tokens")):
+                own = [m.metrics[f"generate/{name}"] for e, m in until if who in (PARENT, e.agent)]
+                if own:
+                    yield who, Metric(f"cost/{name}", sum(own), at, iteration + 1)
+
+    # -- table, figures, report ------------------------------------------------------------------------------------
+
+    def _log_table(self) -> None:
+        from flows.report.examples import examples
+
+        iteration, shown = examples(self._history(), _PROMPTS)
+        if not shown:
+            return
+        columns = ["prompt", "right answer", "agent", "verdict", "response", "times", "advantages", "tags", "iteration"]
+        rows = [
+            [
+                example.question,
+                example.answer,
+                answers.agent,
+                reply.verdict,
+                reply.text,
+                reply.times,
+                ", ".join(f"{who} {advantage:+.2f}" for who, _, advantage in reply.advantages),
+                example.tags,
+                iteration,
+            ]
+            for example in shown
+            for answers in example.answers
+            for reply in answers.responses
+        ]
+        for agent, run in self._runs.items():
+            own = rows if agent == PARENT else [row for row in rows if row[2] == agent]
+            self._client.log_text(run, json.dumps({"columns": columns, "data": own}), TABLE)
+            # MLflow's own log_table appends to what is there, and a replay would double it; the tag makes the file a table.
+            self._client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
+
+    def _log_figures(self) -> None:
+        """The learning curves as a picture; everything else is in the report, which MLflow shows as a page."""
+        from flows.report.curves import learning_curves
+        from flows.report.page import PAGE, render
+
+        history, parent = self._history(), self._runs[PARENT]
+        with tempfile.TemporaryDirectory() as place:
+            if (path := learning_curves(history, Path(place))) is not None:
+                self._client.log_artifact(parent, str(path), "figures")
+        self._client.log_text(parent, render(history, "complete" if history.complete else "running"), PAGE)
+
+    def _history(self) -> History:
+        return History(self._config, self._store, list(self._entries.values()))
+
+    def _manifest(self, entry: Entry) -> Manifest | None:
+        try:
+            return self._store.manifest(entry.stage, entry.key)
+        except ArtifactError:
+            return None  # cleaned away

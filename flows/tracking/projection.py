@@ -1,0 +1,242 @@
+"""MLflow as a projection of the manifests: what a stage measured is in its manifest, and this replays it.
+
+Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. ``flows/tracking/feed.py`` does it in a thread of
+its own, so that a slow or dead server never holds up training; what it missed, the next replay brings.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flows.home import Home
+from flows.record.history import History
+from flows.record.record import Entry, read_entries
+from flows.servers.state import mlflow_of
+from flows.tracking.database import ensure_database
+from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.locks import exclusive
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.training import UpdateConfig
+from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.errors import ArtifactError
+
+_BATCH = 1000  # MLflow's limit of metrics in one call
+_SHOWN = 3  # raise it when the projection learns to show more, so that the next replay brings it
+PARENT = ""
+
+
+def campaign_digest(config: CampaignConfig) -> str:
+    """Tells two campaigns of one name apart. Running for longer, on other devices or with a newcomer is the same campaign."""
+    whole = config.model_dump(mode="json", include={"seed", "problems", "prompts_per_iteration", "algorithm", "verify"})
+    founders = {name: agent for name, agent in config.agents.items() if agent.joins == 0}
+    return digest_of(
+        {
+            **whole,
+            "samples": config.group_size,
+            "generate": config.generate.identity(),
+            "update": _slim(config.update),
+            "agents": {
+                name: {
+                    **agent.model_dump(mode="json", include={"warmstart", "checkpoint", "algorithm", "chat_template"}),
+                    **({"generate": config.generation(name).identity()} if agent.generate else {}),
+                    **({"update": _slim(config.training(name))} if agent.update else {}),
+                }
+                for name, agent in founders.items()
+            },
+        }
+    )[:16]
+
+
+def _slim(update: UpdateConfig) -> dict[str, Any]:
+    """Without what changes the speed only."""
+    return update.model_dump(mode="json", exclude={"token_budget", "max_logits_mb", "gradient_checkpointing"})
+
+
+def content_of(entries: list[Entry]) -> str:
+    """Names all that the projection shows of these entries; a newer way of showing them is another content."""
+    return digest_of([_SHOWN, sorted((entry.label, entry.key) for entry in entries)])
+
+
+class Projection:
+    """The campaign's runs in one MLflow server: a parent, and a child per agent."""
+
+    def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home, parent: str | None = None) -> None:
+        """``parent`` is the run above the campaign's own: that of the sweep it is a cell of."""
+        from mlflow import MlflowClient
+
+        from flows.tracking.registry import Registry
+
+        self._config, self._store, self._above = config, store, parent
+        if uri == home.tracking_uri:
+            ensure_database(home)
+        self._client = MlflowClient(tracking_uri=uri)
+        self._digest = campaign_digest(config)
+        with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
+            self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
+            self._runs = self._find_runs()
+        so_far = History(config, store, read_entries(home.campaign(config.name)))
+        self._registry = Registry(self._client, so_far, uri, self._runs)
+        self._gallery = Gallery(self._client, so_far, self._runs)
+
+    def log(self, entries: Iterable[Entry]) -> None:
+        """One batched call per run for everything given; then what is shown beside the metrics."""
+        entries = list(entries)
+        points: dict[str, list[Any]] = defaultdict(list)
+        for entry in entries:
+            for run, metric in self._points(entry):
+                points[run].append(metric)
+        for run, metric in self._gallery.costs(entries):
+            points[run].append(metric)
+        for run, metrics in points.items():
+            for start in range(0, len(metrics), _BATCH):
+                self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
+        self._beside(lambda: self._registry.log(entries))
+        self._beside(lambda: self._gallery.log(entries))
+
+    def replay(self, entries: list[Entry]) -> bool:
+        """Everything again, unless the parent run says that it has exactly this already; whether anything was sent."""
+        tags = self._client.get_run(self._runs[PARENT]).data.tags
+        if tags.get("hacrl.complete") == content_of(entries):
+            return False
+        self.log(entries)
+        self.mark_complete(entries)
+        return True
+
+    def mark_complete(self, entries: list[Entry]) -> None:
+        self._beside(self._registry.flush)
+        self._beside(self._gallery.finish)
+        self._client.set_tag(self._runs[PARENT], "hacrl.complete", content_of(entries))
+
+    def _beside(self, show: Callable[[], None]) -> None:
+        """What a server refuses (one without a registry, or that forbids it) must not keep the metrics back; an outage may."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            show()
+        except MlflowException as problem:
+            if problem.get_http_status_code() >= 500:
+                raise
+
+    def finish(self, status: str = "FINISHED") -> None:
+        for run in self._runs.values():
+            self._client.set_terminated(run, status)
+
+    def _points(self, entry: Entry) -> Iterable[tuple[str, Any]]:
+        from mlflow.entities import Metric
+
+        try:
+            manifest = self._store.manifest(entry.stage, entry.key)
+        except ArtifactError:
+            return  # deleted by hand, or damaged and not computed again yet
+        at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
+        # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
+        step = step if entry.stage == "evaluate" else step + 1
+        clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
+        values = {**manifest.metrics, clock: manifest.provenance.seconds}
+        for name, value in values.items():
+            yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
+        headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)
+        if headline in manifest.metrics:
+            short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
+            # With a second slash MLflow would show a section of its own below an empty one.
+            joint = "." if "/" in short else "/"
+            for run, name in ((PARENT, f"{short}{joint}{entry.agent}"), (entry.agent, short)):
+                if run in self._runs:
+                    yield run, Metric(clean_name(name), manifest.metrics[headline], at, step)
+
+    def _find_runs(self) -> dict[str, str]:
+        """The campaign's runs by agent; those that are missing are made, those that ended are running again."""
+        query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
+        found = self._client.search_runs([self._experiment], query, max_results=1000)
+        runs = {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}
+        for run in found:
+            if not run.data.params:  # killed between making the run and saying what it is
+                self._describe(run.info.run_id, run.data.tags["hacrl.agent"])
+        for agent in (PARENT, *self._config.agents):
+            if agent in runs:
+                self._client.update_run(runs[agent], status="RUNNING")
+            else:
+                runs[agent] = self._create(agent, runs.get(PARENT, self._above))
+        return runs
+
+    def _create(self, agent: str, parent: str | None) -> str:
+        tags = {"hacrl.campaign": self._config.name, "hacrl.campaign_digest": self._digest, "hacrl.agent": agent}
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent
+        tags |= run_tags(self._config, agent)
+        name = f"{self._config.name}/{agent}" if agent else self._config.name
+        run = str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
+        self._describe(run, agent)
+        return run
+
+    def _describe(self, run: str, agent: str) -> None:
+        """The config's file, then the parameters: who finds these knows that both are there."""
+        if not agent:
+            self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
+        self._client.log_batch(run, params=list(_params(self._config, agent)))
+
+
+def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
+    """The experiment's id; made where it does not exist. Without a server MLflow would put files into the current folder."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
+    try:
+        return str(client.create_experiment(name, artifact_location=files, tags=EXPERIMENT_TAGS))
+    except MlflowException:  # somebody else made it just now
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return str(found.experiment_id)
+
+
+def quiet_environment() -> None:
+    """Before mlflow is imported: no telemetry, and a dead server is given up after seconds, not minutes."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_LOGGING_LEVEL": "ERROR",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def tracking_uri(config: CampaignConfig, home: Home) -> str:
+    """The config's server, else MLFLOW_TRACKING_URI, else what ``hacrl up`` runs, else a sqlite file in the home folder (the same that
+    ``up``'s server has by default)."""
+    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or mlflow_of(home) or home.tracking_uri
+
+
+def clean_name(name: str) -> str:
+    """MLflow raises on a metric name with other characters than these."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
+    return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
+
+
+def _params(config: CampaignConfig, agent: str) -> Iterable[Any]:
+    from mlflow.entities import Param
+
+    whole = config.model_dump(mode="json", exclude={"agents", "tracking", "runtime", "schedule"})
+    if agent:
+        whole = {
+            "agent": config.agents[agent].model_dump(mode="json"),
+            "objective": config.objective(agent).model_dump(mode="json"),
+        }
+    for name, value in sorted(_flat(whole)):
+        yield Param(clean_name(name), str(value)[:6000])
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
+    elif value is not None:
+        yield prefix, value

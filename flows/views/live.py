@@ -1,0 +1,174 @@
+"""What a person sees while a campaign runs: a live table in a terminal, a line per iteration anywhere else."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flows.run.executors import Events
+from flows.run.replay import Observers
+from hacrl_core.config.campaign import CampaignConfig
+from stages.runner import Outcome
+from stages.spec import StageCall
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class _AgentRow:
+    doing: str = "waiting"
+    done: int = 0
+    total: int = 0
+    note: str = ""
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=24))
+    accuracy: float | None = None
+    capability: float | None = None
+
+
+class Display:
+    """Shows progress and collects warnings. Every method may be called from several threads."""
+
+    def __init__(
+        self, console: Console, config: CampaignConfig, on_warning: Callable[[str], None] = lambda message: None
+    ) -> None:
+        self.console, self._config, self._on_warning = console, config, on_warning
+        self._rows = {agent: _AgentRow() for agent in config.agents}
+        self._iteration = 0
+        self._begun = time.monotonic()
+        self._first: tuple[int, float] | None = None  # the first iteration that really ran, and when it was done
+        self._ran = self._cached = 0
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def observers(self) -> Observers:
+        events = Events(progress=self._progress, warn=self.warn, waiting=self._waiting)
+        return Observers(started=self._started, finished=self._finished, iteration=self._iteration_done, events=events)
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, message: str) -> None:
+        self.console.print(Text(message))
+
+    def warn(self, message: str) -> None:
+        with self._lock:
+            if message in self._told:
+                return
+            self._told.add(message)
+        self._on_warning(message)
+        self.console.print(Text.assemble(("! ", "yellow"), message))
+
+    def counts(self) -> tuple[int, int]:
+        return self._ran, self._cached
+
+    # -- news ------------------------------------------------------------------------------------------------------
+
+    def _started(self, call: StageCall, why: list[str]) -> None:
+        if call.agent in self._rows:
+            row = self._rows[call.agent]
+            row.doing, row.done, row.total, row.note = call.stage, 0, 0, ""
+        own = [reason for reason in why if not reason.startswith("inputs.")]
+        if own:  # what follows from changed inputs need not be said again and again
+            self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
+
+    def _progress(self, call: StageCall, done: int, total: int, note: str) -> None:
+        if call.agent in self._rows:
+            row = self._rows[call.agent]
+            row.done, row.total, row.note = done, total, note
+        if call.stage == "warmstart" and self._live is None and total and done * 4 // total > (done - 1) * 4 // total:
+            self._once(f"{call.label} {done * 4 // total}", f"{call.label}: {done}/{total} {note}")
+
+    def _waiting(self, call: StageCall, holder: str) -> None:
+        self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
+
+    def _finished(self, call: StageCall, outcome: Outcome) -> None:
+        with self._lock:
+            self._ran += not outcome.cached
+            self._cached += outcome.cached
+        if call.agent not in self._rows:
+            return
+        row = self._rows[call.agent]
+        row.doing, row.total = "waiting", 0
+        if call.stage == "verify":
+            row.rewards.append(outcome.metrics["verify/reward_mean"])
+        elif call.stage == "credit":
+            row.capability = outcome.metrics["credit/capability"]
+        elif call.stage == "evaluate":
+            row.accuracy = outcome.metrics.get(f"evaluate/{call.variant}/accuracy", row.accuracy)
+
+    def _iteration_done(self, iteration: int) -> None:
+        self._iteration = iteration + 1
+        if self._first is None and self._ran > 0:
+            self._first = (self._iteration, time.monotonic())
+        if self._live is None and self._first is not None:
+            rewards = "  ".join(f"{a} {r.rewards[-1]:.2f}" for a, r in self._rows.items() if r.rewards)
+            self.say(f"iteration {self._iteration:>3}/{self._config.iterations}  reward {rewards}  {self._left()}")
+
+    def _once(self, key: str, message: str) -> None:
+        with self._lock:
+            if key in self._told:
+                return
+            self._told.add(key)
+        self.say(message)
+
+    # -- picture ---------------------------------------------------------------------------------------------------
+
+    def _left(self) -> str:
+        if self._first is None or self._iteration <= self._first[0]:
+            return "time left: …"
+        each = (time.monotonic() - self._first[1]) / (self._iteration - self._first[0])
+        return f"time left {_clock(each * (self._config.iterations - self._iteration))}"
+
+    def _render(self) -> Any:
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            Text(self._config.name, style="bold"),
+            Text(f"iteration {self._iteration}/{self._config.iterations}"),
+            ProgressBar(total=self._config.iterations, completed=self._iteration, width=30),
+            Text(f"{_clock(time.monotonic() - self._begun)} gone, {self._left()}"),
+        )
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for title in ("agent", "stage", "progress", "", "reward", "", "capability", "accuracy"):
+            table.add_column(title)
+        for agent, row in self._rows.items():
+            table.add_row(
+                Text(agent, style="bold"),
+                row.doing,
+                ProgressBar(total=row.total, completed=row.done, width=16) if row.total else "",
+                Text(row.note if row.total else "", style="dim"),
+                f"{row.rewards[-1]:.2f}" if row.rewards else "",
+                Text(sparkline(list(row.rewards)), style="cyan"),
+                f"{row.capability:.2f}" if row.capability is not None else "",
+                f"{row.accuracy:.1%}" if row.accuracy is not None else "",
+            )
+        return Group(head, table)
+
+
+def sparkline(values: list[float]) -> str:
+    return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values)
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+        if whole >= 3600
+        else f"{whole // 60}:{whole % 60:02d}"
+    )

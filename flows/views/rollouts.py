@@ -1,0 +1,143 @@
+"""Looking at campaigns in the terminal: which there are, and what the agents wrote."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from flows.home import Home
+from flows.record.record import Entry, read_campaign, read_entries
+from hacrl_core.artifacts import Store
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
+from hacrl_core.errors import ConfigError
+
+_STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
+
+
+def campaign_folders(home: Home) -> list[Path]:
+    """Newest activity first."""
+    found = [path.parent for path in home.campaigns.glob("*/config.json")]
+    return sorted(found, key=lambda folder: -os.path.getmtime(last_touched(folder)))
+
+
+def show_rollouts(
+    console: Console,
+    home: Home,
+    campaign: str | None,
+    iteration: int | None,
+    agent: str | None,
+    learner: str | None,
+    verdict: str | None,
+    prompts: int,
+) -> None:
+    """Prompt by prompt: who wrote what, whether it was right, and what the learner makes of it."""
+    folder = find_campaign(home, campaign)
+    config = read_campaign(folder)
+    for name in (agent, learner):
+        if name is not None and name not in config.agents:
+            raise ConfigError(f"agent {name}: not in campaign {config.name}; its agents are {', '.join(config.agents)}")
+    if verdict is not None and verdict not in _STYLES:
+        raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(_STYLES)}")
+    entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if not e.variant}
+    chosen = _iteration(entries, iteration, config)
+    store = Store(home.store)
+    asked = _table(store, entries["sample", "", chosen], PROMPTS)
+    groups = responses_of(store, entries, list(config.agents), chosen, [learner] if learner else [])
+    console.print(Text(f"{config.name}, iteration {chosen}", style="bold"))
+    shown = 0
+    for prompt in asked:
+        rows = [
+            r
+            for r in groups.get(prompt["prompt_id"], [])
+            if agent in (None, r["agent_id"]) and verdict in (None, r["verdict"])
+        ]
+        if rows and shown < prompts:
+            console.print(_panel(prompt, rows))
+            shown += 1
+    if not shown:
+        console.print("No response fits these filters.")
+
+
+def responses_of(
+    store: Store, entries: Mapping[Any, Entry], agents: Sequence[str], iteration: int, learners: Sequence[str] = ()
+) -> dict[str, list[dict[str, Any]]]:
+    """Rollouts with verdict and, by learner, credit; grouped by prompt. Without learners, each sampler's own credit."""
+    credits = {a: _credit(store, entries, a, iteration) for a in learners or agents}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for sampler in agents:
+        if ("verify", sampler, iteration) not in entries:
+            continue
+        rows = _table(store, entries["generate", sampler, iteration], ROLLOUTS)
+        verdicts = {v["rollout_id"]: v for v in _table(store, entries["verify", sampler, iteration], VERDICTS)}
+        heard = credits if learners else {sampler: credits[sampler]}
+        for row in rows:
+            known = {who: found[row["rollout_id"]] for who, found in heard.items() if row["rollout_id"] in found}
+            row.update(verdict=verdicts[row["rollout_id"]]["verdict"], credits=known)
+            groups.setdefault(row["prompt_id"], []).append(row)
+    return groups
+
+
+def _credit(store: Store, entries: Mapping[Any, Entry], learner: str, iteration: int) -> dict[str, dict[str, Any]]:
+    entry = entries.get(("credit", learner, iteration))
+    return {} if entry is None else {c["rollout_id"]: c for c in _table(store, entry, CREDIT)}
+
+
+def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title in ("agent", "verdict", "advantage", "times", "response"):
+        table.add_column(title, overflow="fold")
+    distinct: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        distinct.setdefault((row["agent_id"], row["response_text"]), []).append(row)
+    for (who, text), alike in distinct.items():
+        kind, credits = alike[0]["verdict"], list(alike[0]["credits"].values())
+        advantage = f"{credits[0]['advantage']:+.2f}" if credits else ""
+        cut = " …" if alike[0]["finish_reason"] == "length" else ""
+        table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(text + cut))
+    question = " ".join(m["content"] for m in prompt["messages"])
+    title = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
+    return Panel(table, title=title, title_align="left", subtitle=Text(tags_of(prompt["tags"])), subtitle_align="right")
+
+
+def tags_of(raw: str) -> str:
+    return ", ".join(f"{name} {value}" for name, value in json.loads(raw).items() if name != "fact")
+
+
+def find_campaign(home: Home, name: str | None) -> Path:
+    if name is not None:
+        return home.campaign(name)
+    folders = campaign_folders(home)
+    if not folders:
+        raise ConfigError(f"no campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml")
+    return folders[0]
+
+
+def _iteration(entries: dict[Any, Entry], wanted: int | None, config: CampaignConfig) -> int:
+    verified = {(agent, i) for stage, agent, i in entries if stage == "verify"}
+    complete = [i for i in range(config.iterations) if all((agent, i) in verified for agent in config.present(i))]
+    if not complete:
+        raise ConfigError(f"campaign {config.name}: has no verified rollouts yet; wait for its first iteration")
+    if wanted is None:
+        return complete[-1]
+    if wanted not in complete:
+        raise ConfigError(f"--iteration {wanted}: campaign {config.name} has {complete[0]} to {complete[-1]}")
+    return wanted
+
+
+def _table(store: Store, entry: Entry, schema: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read_table(
+        store.folder(entry.stage, entry.key) / f"{schema.name}.parquet", schema
+    ).to_pylist()
+    return rows
+
+
+def last_touched(folder: Path) -> Path:
+    record = folder / "stages.jsonl"
+    return record if record.exists() else folder

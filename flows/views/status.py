@@ -1,0 +1,174 @@
+"""``hacrl status`` and ``hacrl logs``: how far campaigns are, what they cost, what happened in them. Fits 80 columns."""
+
+import os
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flows.home import Home
+from flows.record.history import History, ago, clock, last, read_history, short, state_of
+from flows.record.log import NAME, Line, failure, follow, read_log
+from flows.record.record import is_running
+from flows.views.live import sparkline
+from flows.views.rollouts import campaign_folders, find_campaign, last_touched
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import ConfigError
+
+_STATES = {"running": "cyan", "complete": "green", "stopped": "yellow", "failed": "red"}
+_KINDS = {"warning": "yellow", "error": "red", "run": "bold", "end": "bold", "cached": "dim", "start": "dim"}
+_REFRESH_SECONDS = 2.0
+_SHOWN_ALWAYS = 12  # past campaigns beyond these are counted, not listed, unless asked for
+
+
+def show_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
+    console.print(_status(Store(home.store), home, name, everything=everything))
+
+
+def watch_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
+    """The same again and again until Ctrl-C. Without a terminal, once: a pipe wants no moving picture."""
+    if not console.is_terminal:
+        show_status(console, home, name, everything=everything)
+        return
+    store = Store(home.store)  # remembers the manifests it has read
+    try:
+        with Live(_status(store, home, name, everything=everything), console=console, auto_refresh=False) as live:
+            live.refresh()
+            while True:
+                time.sleep(_REFRESH_SECONDS)
+                live.update(_status(store, home, name, everything=everything), refresh=True)
+    except KeyboardInterrupt:
+        return  # looking has no harm to report
+
+
+def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> RenderableType:
+    folders = campaign_folders(home) if name is None else [find_campaign(home, name)]
+    if not folders:
+        return f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml"
+    listed = [f for i, f in enumerate(folders) if everything or i < _SHOWN_ALWAYS or is_running(f)]
+    problems: list[Text] = []
+    failures: list[Text] = []
+    campaigns, agents = _campaigns_table(), _agents_table()
+    for folder in listed:
+        try:
+            history = read_history(store, folder)
+        except ConfigError as problem:
+            if name is not None:
+                raise
+            problems.append(Text(f"! {problem}", style="yellow"))  # one that cannot be read must not hide the others
+            continue
+        _add_campaign(campaigns, history, folder)
+        _add_agents(agents, history)
+        if state_of(history, folder) == "failed":
+            failures.append(Text.assemble((f"{history.config.name} failed: ", "red"), failure(folder) or ""))
+    parts: list[RenderableType] = [*problems, campaigns, *([Text(), *failures] if failures else []), Text(), agents]
+    if name is not None and is_running(folders[0]) and (under_way := _under_way(folders[0])):
+        parts += [Text(), Text(f"now: {', '.join(under_way)}", style="dim")]
+    if len(listed) < len(folders):
+        parts += [Text(), Text(f"{len(folders) - len(listed)} older campaigns; see them with --all", style="dim")]
+    return Group(*parts)
+
+
+def _campaigns_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("campaign", no_wrap=True, max_width=20)
+    for title in ("state", "iterations", "each", "left", "responses", "tokens", "stages", "last"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "state" else "right")
+    return table
+
+
+def _add_campaign(table: Table, history: History, folder: Path) -> None:
+    state, cost = state_of(history, folder), history.cost()
+    each = history.seconds_per_iteration()
+    moment = os.path.getmtime(last_touched(folder))
+    table.add_row(
+        Text(history.config.name, style="bold"),
+        Text(state, style=_STATES[state]),
+        f"{history.done}/{history.config.iterations}",
+        "" if each is None else f"{each:.1f} s" if each < 100 else clock(each),
+        clock(history.seconds_left()) if not history.complete else "",
+        short(cost.responses),
+        short(cost.tokens),
+        clock(cost.seconds),
+        ago(moment),
+    )
+
+
+def _agents_table() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("agent", no_wrap=True, max_width=28)
+    for title in ("reward", "", "capability", "accuracy", "95 %"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "" else "right")
+    return table
+
+
+def _add_agents(table: Table, history: History) -> None:
+    for agent in history.agents:
+        rewards = history.rewards(agent)
+        benchmark = next((b for b in history.benchmarks if history.accuracy(agent, b)), None)
+        accuracy = history.accuracy(agent, benchmark) if benchmark else []
+        low, high = (
+            last(history.accuracy(agent, benchmark, f"accuracy_{s}")) if benchmark else None for s in ("low", "high")
+        )
+        table.add_row(
+            Text.assemble((f"{history.config.name}/", "dim"), (agent, "bold")),
+            _number(last(rewards)),
+            Text(sparkline([value for _, value in rewards[-16:]]), style="cyan"),
+            _number(last(history.capability(agent))),
+            f"{last(accuracy):.1%}" if accuracy else "",
+            f"{low:.1%}–{high:.1%}" if low is not None and high is not None else "",
+        )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _under_way(folder: Path) -> list[str]:
+    """Stages that the log says have started and not ended, since the last run began."""
+    running: dict[str, None] = {}
+    for line in read_log(folder):
+        label = line.text.partition(": ")[0].partition(" (again")[0]
+        if line.kind in ("run", "end"):
+            running.clear()
+        elif line.kind == "start":
+            running[label] = None
+        elif line.kind == "done":
+            running.pop(label, None)
+    return list(running)
+
+
+# -- logs ----------------------------------------------------------------------------------------------------------------
+
+
+def show_log(
+    console: Console, home: Home, name: str | None, *, lines: int, following: bool, problems: bool, worker: str | None
+) -> None:
+    folder = find_campaign(home, name)
+    if not (folder / "config.json").exists():
+        known = ", ".join(f.name for f in campaign_folders(home)) or "none yet"
+        raise ConfigError(f"campaign {folder.name}: not found in {home.campaigns}; known campaigns: {known}")
+
+    def wanted(line: Line) -> bool:
+        if problems and line.kind not in ("warning", "error"):
+            return False
+        return worker is None or line.kind == f"|{worker}"
+
+    everything = read_log(folder)
+    if not everything and not following:
+        console.print(f"{folder / NAME} is empty: campaign {folder.name} has not run with this version", soft_wrap=True)
+    chosen = [line for line in everything if wanted(line)]
+    with suppress(KeyboardInterrupt) if following else nullcontext():  # Ctrl-C is how one stops looking
+        for line in chosen[-lines:] if lines else chosen:
+            console.print(_coloured(line), soft_wrap=True)
+        for new in follow(folder, len(everything)) if following else ():
+            if new is not None and wanted(new):
+                console.print(_coloured(new), soft_wrap=True)
+
+
+def _coloured(line: Line) -> Text:
+    return Text.assemble((line.at, "dim"), " ", (f"{line.kind:<8}", _KINDS.get(line.kind, "")), " ", line.text)

@@ -1,0 +1,1 @@
+"""Agents as files and in memory: adoption, checkpoints, warm starts."""

@@ -1,0 +1,99 @@
+"""An agent on disk and in memory: an ordinary ``transformers`` checkpoint folder, its model and its tokenizer."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
+from hacrl_core.config.agents import Attention
+from hacrl_core.errors import EngineError
+
+# Only there when the campaign's config lets the checkpoint run its own code; everybody else's loads without.
+AGENT_FILE = "agent.json"
+
+
+@dataclass(frozen=True)
+class Agent:
+    model: PreTrainedModel
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]  # every end token of the model, not just the first
+    checkpoint: Path
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(next(self.model.parameters()).device)
+
+    @property
+    def pad_token_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.stop_token_ids[0])
+
+    @property
+    def context_length(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
+
+
+def load_agent(
+    checkpoint: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tokenizer: Any = None,
+    attention: Attention = "auto",
+) -> Agent:
+    """Load weights (safetensors only, no remote code unless its adoption allowed it) and, unless it is given, the tokenizer."""
+    if not (checkpoint / "config.json").is_file():
+        raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    try:
+        with out_of_memory_explained(checkpoint, f"loading it on {device}", LOADING):
+            model = AutoModelForCausalLM.from_pretrained(
+                checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=runs_own_code(checkpoint), **chosen
+            )
+            model.to(device)
+    except (ImportError, ValueError) as problem:
+        if attention == "auto":
+            raise
+        reason = " ".join(str(problem).split())[:200]
+        raise EngineError(
+            f"agent {checkpoint}: attention {attention} is not to be had here ({reason}); set its attention to auto"
+        ) from problem
+    model.eval()
+    tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint)
+    return Agent(model, tokenizer, stop_token_ids(model, tokenizer), checkpoint)
+
+
+def load_tokenizer(checkpoint: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=runs_own_code(checkpoint))
+    except (OSError, ValueError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise EngineError(
+            f"agent {checkpoint}: its tokenizer cannot be loaded ({reason}); the folder needs tokenizer.json"
+        ) from problem
+
+
+def runs_own_code(checkpoint: Path) -> bool:
+    """Whether the campaign's config said so when the checkpoint was adopted."""
+    file = checkpoint / AGENT_FILE
+    return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """All end tokens of a loaded agent; the first one ends a turn."""
+    return end_token_ids(model.name_or_path, tokenizer, model.generation_config, model.config)
+
+
+def end_token_ids(name: str, tokenizer: Any, *configs: Any) -> tuple[int, ...]:
+    """All end tokens: of the generation config (one id or several), the model config and the tokenizer."""
+    found: list[int] = []
+    for value in (*(getattr(config, "eos_token_id", None) for config in configs), tokenizer.eos_token_id):
+        ids = value if isinstance(value, list | tuple) else [value]
+        found += [int(i) for i in ids if i is not None]
+    if not found:
+        raise EngineError(f"agent {name}: no end token in generation config, model config or tokenizer; set eos_token")
+    return tuple(dict.fromkeys(found))

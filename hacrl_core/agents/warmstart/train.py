@@ -1,0 +1,184 @@
+"""Supervised warm start: teach a small model to write worked answers, up to partial competence, and save it as a checkpoint."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from hacrl_core.agents.warmstart.models import make_model
+from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
+from hacrl_core.config.arithmetic import ArithmeticConfig, Kind
+from hacrl_core.config.warmstart import WarmstartConfig
+from hacrl_core.errors import ConfigError
+from hacrl_core.problems.arithmetic import training_problem, worked_answer
+from hacrl_core.problems.problem import Problem
+from hacrl_core.seeding import derive_rng, derive_seed
+
+IGNORED = -100
+BETAS = (0.9, 0.98)  # a shorter memory than the default suits a run of a few hundred steps
+WEIGHT_DECAY = 0.01
+MAX_GRADIENT_NORM = 1.0
+PROGRESS_EVERY = 10
+PROBED = 200  # problems per kind behind the reported accuracies
+
+WarmstartProgress = Callable[[int, int, dict[str, float]], None]  # steps done, steps expected, latest metrics
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Right-padded texts. Causal attention never looks right, so padding needs no mask, only ignored labels."""
+
+    input_ids_BT: torch.Tensor
+    labels_BT: torch.Tensor  # the next token where it belongs to the answer, else IGNORED
+    lengths_B: torch.Tensor
+
+    def rows(self, rows_B: torch.Tensor) -> "Examples":
+        lengths_B = self.lengths_B[rows_B]
+        longest = int(lengths_B.max())
+        return Examples(self.input_ids_BT[rows_B, :longest], self.labels_BT[rows_B, :longest], lengths_B)
+
+
+def warm_start(
+    config: WarmstartConfig,
+    corpus_config: ArithmeticConfig,
+    seed: int,
+    out_dir: Path,
+    on_progress: WarmstartProgress | None = None,
+) -> dict[str, float]:
+    """Train a new agent and save weights, tokenizer and generation config to ``out_dir``; equal arguments give equal bytes."""
+    corpus, problems, tokenizer = corpus_and_tokenizer(config, corpus_config, seed)
+    examples = encode_examples(tokenizer, problems, config.model.max_position_embeddings)
+    with _single_thread():
+        model = make_model(config.model, tokenizer, derive_seed(seed, "warmstart", "weights"))
+        stop = config.stop
+        watched = _probe(stop.kind, corpus, seed, tokenizer, stop.problems) if stop else None
+        metrics = _train(model, examples, watched, config, seed, on_progress)
+        for kind in sorted(corpus_config.kinds):
+            metrics[f"accuracy/{kind}"] = solved_share(model, _probe(kind, corpus_config, seed, tokenizer, PROBED))
+    model.save_pretrained(out_dir)
+    tokenizer.save_pretrained(out_dir)
+    sizes = {"parameters": float(model.num_parameters()), "vocab_size": float(len(tokenizer))}
+    return {**metrics, **sizes, "longest_example": float(examples.lengths_B.max())}
+
+
+def corpus_and_tokenizer(
+    config: WarmstartConfig, corpus_config: ArithmeticConfig, seed: int
+) -> tuple[ArithmeticConfig, list[Problem], PreTrainedTokenizerFast]:
+    """What an agent is taught and the tokens it reads it in, before it knows anything."""
+    corpus = corpus_config.model_copy(update={"kinds": config.mixture})
+    problems = _training_problems(corpus, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
+    return corpus, problems, make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
+
+
+def encode_examples(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem], context_length: int) -> Examples:
+    """Prompt as the chat template renders it, then the worked answer and the end token."""
+    messages = [list(problem.messages) for problem in problems]
+    prompts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    answer_ids = tokenizer([worked_answer(p) for p in problems], add_special_tokens=False)["input_ids"]
+    rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)]
+    lengths_B = torch.tensor([len(prompt) + len(answer) - 1 for prompt, answer in rows])
+    if int(lengths_B.max()) >= context_length:
+        raise ConfigError(
+            f"warmstart: the longest text has {int(lengths_B.max()) + 1} tokens, model.max_position_embeddings is {context_length}; raise it"
+        )
+    shape = (len(rows), int(lengths_B.max()))
+    input_ids_BT = torch.full(shape, tokenizer.pad_token_id)
+    labels_BT = torch.full(shape, IGNORED)
+    for row, (prompt, answer) in enumerate(rows):
+        tokens = torch.tensor([*prompt, *answer])
+        input_ids_BT[row, : len(tokens) - 1] = tokens[:-1]
+        labels_BT[row, len(prompt) - 1 : len(tokens) - 1] = tokens[len(prompt) :]
+    return Examples(input_ids_BT, labels_BT, lengths_B)
+
+
+@torch.no_grad()
+def solved_share(model: PreTrainedModel, examples: Examples) -> float:
+    """Share of problems whose worked answer greedy decoding reproduces, from one forward pass.
+
+    Greedy decoding writes exactly the reference iff every token is the most likely one after the reference's prefix.
+    """
+    logits_BTV = model(input_ids=examples.input_ids_BT, use_cache=False).logits
+    right_BT = (logits_BTV.argmax(-1) == examples.labels_BT) | (examples.labels_BT == IGNORED)
+    return float(right_BT.all(-1).float().mean())
+
+
+def _train(
+    model: PreTrainedModel,
+    examples: Examples,
+    watched: Examples | None,
+    config: WarmstartConfig,
+    seed: int,
+    on_progress: WarmstartProgress | None,
+) -> dict[str, float]:
+    optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    batches = _batches(len(examples.lengths_B), config.batch_size, derive_rng(seed, "warmstart", "order"))
+    cooldown = config.steps if config.cooldown_steps is None else config.cooldown_steps
+    metrics: dict[str, float] = {}
+    step, end, cooling = 0, config.steps, False
+    while step < end:
+        step += 1
+        rise, fall = step / max(1, config.warmup_steps), (end - step + 1) / (cooldown + 1)
+        loss = _step(model, optimizer, examples.rows(next(batches)), config.learning_rate * min(1.0, rise, fall))
+        if watched and config.stop and not cooling and step % config.stop.every == 0:
+            metrics["watched_accuracy"] = solved_share(model, watched)
+            if metrics["watched_accuracy"] >= config.stop.accuracy:
+                end, cooling = min(end, step + cooldown), True
+        if step == end or step % PROGRESS_EVERY == 0:
+            metrics |= {"loss": float(loss), "steps": float(step)}
+            if on_progress:
+                on_progress(step, end, dict(metrics))
+    return metrics
+
+
+def _step(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Examples, rate: float) -> torch.Tensor:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    hidden_BTH = model.base_model(input_ids=batch.input_ids_BT, use_cache=False).last_hidden_state
+    taught_BT = batch.labels_BT != IGNORED
+    logits_LV = model.get_output_embeddings()(hidden_BTH[taught_BT])  # only where there is something to learn
+    loss = functional.cross_entropy(logits_LV, batch.labels_BT[taught_BT])
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+    optimizer.step()
+    return loss.detach()
+
+
+def _batches(total: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """Endless batches, each problem once per pass; the short rest of a pass is dropped."""
+    size = min(size, total)
+    while True:
+        order_SB = torch.from_numpy(rng.permutation(total)[: total - total % size]).view(-1, size)
+        yield from order_SB.unbind()
+
+
+def _probe(kind: Kind, corpus: ArithmeticConfig, seed: int, tokenizer: PreTrainedTokenizerFast, count: int) -> Examples:
+    """Problems of one kind from the training split: the held-out ones stay unseen, by every decision too."""
+    only = corpus.model_copy(update={"kinds": {kind: 1.0}})
+    problems = _training_problems(only, derive_seed(seed, "warmstart", "probe"), count)
+    return encode_examples(tokenizer, problems, int(tokenizer.model_max_length))
+
+
+def _training_problems(config: ArithmeticConfig, seed: int, count: int) -> list[Problem]:
+    return [training_problem(seed, index, config) for index in range(count)]
+
+
+def _texts(problems: Sequence[Problem]) -> list[str]:
+    return [text for problem in problems for text in (problem.messages[0]["content"], worked_answer(problem))]
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """One thread: sums then have one order, so equal inputs give equal bytes; tiny matrices are faster so, too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,5 +1,0 @@
-"""Sampling with nothing but torch and transformers: continuous batching, shared prefill, one random stream per request."""
-
-from hacrl_core.engines.builtin.engine import BuiltinEngine
-
-__all__ = ["BuiltinEngine"]

@@ -1,5 +1,0 @@
-"""Generation by vLLM, which lives in an environment of its own: a worker that we start, or a server that the user runs."""
-
-from hacrl_core.engines.vllm.engine import VllmEngine
-
-__all__ = ["VllmEngine"]

@@ -1,0 +1,1 @@
+"""Sampling responses: the engine protocol, the built-in engine and vLLM."""

@@ -1,0 +1,156 @@
+"""What the engine asks of the two places vLLM can run: our worker process, or the user's server."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hacrl_core.config.generation import VllmEngineConfig
+from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.generation.vllm.process import WorkerProcess, find_python
+from hacrl_core.generation.vllm.proof import Expected
+
+
+@dataclass(frozen=True)
+class Response:
+    """What vLLM wrote. The log-probs are those of the distribution sampled from, except at temperature 0: the raw policy's."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+OnResponse = Callable[[Response], None]
+OnTokens = Callable[[int], None]
+
+
+class Backend(Protocol):
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def unproved(self) -> str:
+        """What to do when its weights are not the ones asked for."""
+
+    def load(self, checkpoint: Path, digest: str, max_length: int, dtype: str) -> None:
+        """Start, with these weights."""
+
+    def swap(self, checkpoint: Path, digest: str) -> None: ...
+
+    def differing(self, checkpoint: Path) -> list[str]:
+        """Parameters in vLLM's memory that are not those of the checkpoint; empty also where that cannot be asked."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probs under the raw policy of every token but the first."""
+
+    def sample(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        expected: Expected,
+        on_response: OnResponse,
+        on_tokens: OnTokens,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def vllm_params(params: SamplingParams, expected: Expected) -> dict[str, Any]:
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_tokens": params.max_tokens,
+        "stop": list(params.stop_strings),
+        "stop_token_ids": list(expected.stop_token_ids),
+    }
+
+
+class WorkerBackend:
+    """A worker process of ours."""
+
+    def __init__(self, config: VllmEngineConfig) -> None:
+        self._config = config
+        self._worker = WorkerProcess(find_python(config.python))
+        self._digest = ""
+        self._deadline = 0.0
+
+    unproved = "use engine.dtype float32, raise engine.weight_tolerance, or choose the built-in engine for this model"
+
+    @property
+    def version(self) -> str:
+        return f"vllm {self._worker.version}"
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def load(self, checkpoint: Path, digest: str, max_length: int, dtype: str) -> None:
+        config = self._config
+        self._worker.start(config.startup_timeout)
+        self._begin(
+            "load",
+            digest,
+            config.startup_timeout,
+            checkpoint=str(checkpoint.absolute()),
+            max_length=max_length,
+            dtype=dtype,
+            memory_share=config.memory_share,
+            max_sequences=config.max_sequences,
+            tensor_parallel_size=config.tensor_parallel_size,
+            enforce_eager=config.enforce_eager,
+        )
+        self._finish()
+
+    def swap(self, checkpoint: Path, digest: str) -> None:
+        self._begin("swap", digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
+        self._finish()
+
+    def differing(self, checkpoint: Path) -> list[str]:
+        self._begin("prove", self._digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
+        found: list[str] = self._finish()["differing"]
+        return found
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self._begin("score", self._digest, self._config.request_timeout, sequences=[list(ids) for ids in sequences])
+        found: list[list[float]] = self._finish()["logprobs"]
+        return found
+
+    def sample(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        expected: Expected,
+        on_response: OnResponse,
+        on_tokens: OnTokens,
+    ) -> None:
+        wanted = [{"id": r.request_id, "prompt": list(r.prompt_token_ids), "seed": r.seed} for r in requests]
+        self._begin(
+            "sample", self._digest, self._config.request_timeout, requests=wanted, params=vllm_params(params, expected)
+        )
+        while (reply := self._worker.receive(self._deadline))["event"] != "done":
+            if reply["event"] == "progress":
+                on_tokens(reply["tokens"])
+                continue
+            self._check(reply)
+            fields = tuple(reply["token_ids"]), tuple(reply["logprobs"]), reply["finish_reason"]
+            on_response(Response(reply["id"], *fields))
+
+    def close(self) -> None:
+        self._worker.kill()
+
+    def _begin(self, operation: str, digest: str, seconds: float, **arguments: Any) -> None:
+        self._digest = digest
+        self._deadline = time.monotonic() + seconds
+        self._worker.send({"op": operation, "digest": digest, **arguments})
+
+    def _finish(self) -> dict[str, Any]:
+        reply = self._worker.receive(self._deadline)
+        self._check(reply)
+        return reply
+
+    def _check(self, reply: dict[str, Any]) -> None:
+        if reply["digest"] != self._digest:
+            raise RuntimeError(f"vLLM worker {self.pid} answered for policy {reply['digest']}, not {self._digest}")

@@ -1,0 +1,1 @@
+"""Log-probs and updates: scoring, the trainer and the fused loss."""

@@ -1,0 +1,23 @@
+"""The fused linear log-prob loss: design and numbers in docs/update.md."""
+
+from hacrl_core.learning.fused.head import Head, hidden_states, read_head
+from hacrl_core.learning.fused.linear_loss import (
+    Gradients,
+    Objective,
+    Outcome,
+    fused_linear_loss,
+    fused_pass,
+    plan_chunks,
+)
+
+__all__ = [
+    "Gradients",
+    "Head",
+    "Objective",
+    "Outcome",
+    "fused_linear_loss",
+    "fused_pass",
+    "hidden_states",
+    "plan_chunks",
+    "read_head",
+]

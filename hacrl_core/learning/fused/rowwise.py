@@ -1,0 +1,67 @@
+"""The row-wise work between the matrix products: log-softmax, gather, and the gradient of the logits in place.
+
+For a row of scaled logits x and its target t the log-probability is ``log p = y_t − logsumexp(y)``, where ``y = x``, or
+``y = amplitude·tanh(x)`` under soft-capping. Its gradient with respect to x, **negated**, is ``(p − onehot_t)·dy/dx`` and does not depend on
+the loss: the loss enters as one factor per row, which the caller applies to the small [R, H] operands of the next two products.
+So the logits are overwritten once, before the loss is known.
+"""
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 19  # 2 MB of float32: the passes over a block of rows stay in the cache
+
+
+def negative_gradient_(
+    logits_RV: Tensor, targets_R: Tensor, *, amplitude: float | None = None, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Overwrite ``logits_RV`` with −∂log p/∂logits; return the log-probs and, if asked, the entropies of the rows."""
+    if logits_RV.is_cuda and logits_RV.dtype == torch.float32 and triton_available():
+        from hacrl_core.learning.fused.triton_rowwise import negative_gradient_triton_
+
+        return negative_gradient_triton_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
+    return negative_gradient_torch_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
+
+
+@functools.cache
+def triton_available() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def negative_gradient_torch_(
+    logits_RV: Tensor, targets_R: Tensor, *, amplitude: float | None = None, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    rows, vocabulary = logits_RV.shape
+    block = max(1, BLOCK_ELEMENTS // vocabulary)
+    logprobs_R = logits_RV.new_empty(rows)
+    entropies_R = logits_RV.new_empty(rows) if entropy else None
+    for start in range(0, rows, block):
+        part = slice(start, start + block)
+        own_entropies = None if entropies_R is None else entropies_R[part]
+        _block_(logits_RV[part], targets_R[part, None], logprobs_R[part], own_entropies, amplitude)
+    return logprobs_R, entropies_R
+
+
+def _block_(
+    x_bV: Tensor, targets_b1: Tensor, logprobs_b: Tensor, entropies_b: Tensor | None, amplitude: float | None
+) -> None:
+    slope_bV = None
+    if amplitude is not None:
+        x_bV.tanh_()
+        slope_bV = (x_bV * x_bV).mul_(-amplitude).add_(amplitude)
+        x_bV.mul_(amplitude)
+    x_bV.sub_(x_bV.amax(dim=1, keepdim=True))
+    target_b1 = x_bV.gather(1, targets_b1)
+    shifted_bV = x_bV.clone() if entropies_b is not None else None
+    sum_b1 = x_bV.exp_().sum(dim=1, keepdim=True)
+    log_sum_b1 = sum_b1.log()
+    torch.sub(target_b1.squeeze(1), log_sum_b1.squeeze(1), out=logprobs_b)
+    x_bV.div_(sum_b1)
+    if entropies_b is not None and shifted_bV is not None:  # H = log Σ − Σ p·y, both after the shift
+        torch.sub(log_sum_b1.squeeze(1), shifted_bV.mul_(x_bV).sum(dim=1), out=entropies_b)
+    x_bV.scatter_add_(1, targets_b1, x_bV.new_full((1, 1), -1.0).expand_as(targets_b1))
+    if slope_bV is not None:
+        x_bV.mul_(slope_bV)
