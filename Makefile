@@ -96,7 +96,10 @@ lock: setup  ## Renew the pins in the lock files
 	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
 	@sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock requirements-bench.lock
 
+house: setup  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
+	@$(BIN)/python infra/house.py --worst $${WORST:-0}
+
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo reproduce results test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock clean
+.PHONY: help setup demo reproduce results test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
