@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
+from learning_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
 
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.errors import EngineError

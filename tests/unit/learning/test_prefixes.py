@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
+from learning_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, tiny_model
 
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.learning.prefixes import shares_prefixes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, token_objective
+from learning_models import naive_logprobs, random_sequences, sequence_objective, tiny_agent, token_objective
 
 from hacrl_core.agents.agent import Agent, load_agent
 from hacrl_core.config.training import LoraConfig, UpdateConfig

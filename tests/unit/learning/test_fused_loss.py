@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_models import sequence_objective, token_objective
+from learning_models import sequence_objective, token_objective
 
 from hacrl_core.learning.fused import Gradients, Head, Objective, fused_linear_loss, fused_pass, plan_chunks
 from hacrl_core.learning.fused.rowwise import negative_gradient_torch_
