@@ -9,7 +9,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification.user import verifier_source
+from hacrl_core.verification.verifiers import verifier_source
 
 KL_RESPONSES = 64  # enough to see a policy drift, cheap enough for every iteration
 

@@ -32,7 +32,7 @@ from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError, InputGoneError
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification.user import verifier_source
+from hacrl_core.verification.verifiers import verifier_source
 from stages.runner import Outcome, lookup, run_stage
 from stages.spec import Context, StageCall
 

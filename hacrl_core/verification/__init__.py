@@ -1,4 +1,4 @@
-"""Answers checked against golds: extraction, exact and symbolic comparison, a pool of killable workers."""
+"""Verify answers against golds: extraction, exact and symbolic comparison, a pool of killable workers."""
 
 from hacrl_core.verification.batch import check_error_share, verify_batch
 from hacrl_core.verification.pool import close_pool

@@ -1,4 +1,4 @@
-"""``verify_batch``: the one call that everything uses."""
+"""``verify_batch``: the one call through which everything is verified."""
 
 import os
 import time
@@ -10,25 +10,10 @@ from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification.maths import MathsVerifier, response_is_boxed
 from hacrl_core.verification.pool import Group, Limits, shared_pool
-from hacrl_core.verification.shaping import base_reward, shaped_reward
-from hacrl_core.verification.simple import ExactVerifier, NumericVerifier
-from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier
+from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier, base_reward, shaped_reward
+from hacrl_core.verification.verifiers import UserVerifier, find_verifier
 
 _MAX_GROUP = 32
-_BUILT_IN: dict[str, Verifier] = {
-    verifier.name: verifier for verifier in (MathsVerifier(), ExactVerifier(), NumericVerifier())
-}
-
-
-class UserVerifier:
-    """Everything about the user's function happens in a worker; it sees the response as the model wrote it."""
-
-    def __init__(self, entry_point: str) -> None:
-        self.name = entry_point
-        self.task: str | None = entry_point
-
-    def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
-        return Judgement(None, response)
 
 
 @dataclass(slots=True)
@@ -47,7 +32,7 @@ def verify_batch(
     token_counts: Sequence[int] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Verdict]:
-    """One verdict per response, in order. Equal (response, gold) pairs and equal (answer, gold) pairs are verified once.
+    """Return one verdict per response, in order. Equal (response, gold) and (answer, gold) pairs are verified once.
 
     ``on_progress(done, total)`` counts responses. ``token_counts`` is needed by the overlong penalty only.
     """
@@ -60,7 +45,7 @@ def verify_batch(
         raise ConfigError(
             "verify_batch: 'overlong' is set but token_counts is missing; pass the length of each response"
         )
-    verifier = _BUILT_IN.get(config.verifier) or UserVerifier(config.verifier)
+    verifier = find_verifier(config.verifier)
     pairs: dict[tuple[str, str], int] = {}
     rows = [pairs.setdefault(pair, len(pairs)) for pair in zip(responses, golds, strict=True)]
     weights = [0] * len(pairs)
@@ -74,7 +59,7 @@ def verify_batch(
 
 
 def check_error_share(verdicts: Sequence[Verdict], config: VerifyConfig) -> None:
-    """Fail when the verifier itself failed too often; one error alone never does."""
+    """Raise when the verifier itself failed too often; a single error is always allowed."""
     errors = sum(verdict.verdict is VerdictKind.ERROR for verdict in verdicts)
     if errors > 1 and errors > config.max_error_share * len(verdicts):
         raise VerificationError(
@@ -120,7 +105,7 @@ def _outcomes(
 
 
 def _groups(keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfig) -> list[Group]:
-    """One gold per group, so that it is parsed once; short answers first, so that a bomb delays as few others as it can."""
+    """Group by gold, so that each is parsed once; short answers first, so that a costly one delays few others."""
     assert verifier.task is not None
     by_gold: dict[str, list[tuple[int, tuple[str, str]]]] = {}
     for key, (gold, answer) in enumerate(keys):

@@ -1,4 +1,4 @@
-r"""Where the answer is in a response: the last complete ``\boxed{}`` after the last ``</think>``, then what a config allows.
+r"""Find the answer in a response: the last complete ``\boxed{}`` after the last ``</think>``, then the fallbacks.
 
 Everything here is linear in the length of the text, so it may run in the parent process on hostile input.
 """
@@ -12,7 +12,8 @@ from functools import lru_cache
 _BOX = re.compile(r"\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MAX_JOINED = 64
-_FALLBACK_CHARS = 4000  # an answer outside a box is looked for at the end only, which also bounds the search
+# An answer outside a box is looked for at the end only, which also bounds the search.
+_FALLBACK_CHARS = 4000
 _BARE_TOKEN = re.compile(r"-?[\w.]+")
 _PHRASE = re.compile(
     r"(?:final\s+answer|answer)(?:\s+to\s+[^.\n:]{1,80}?)?(?:\s*\*\*)?(?:\s+is(?:\s*:)?|\s*:|\s+should\s+be|\s*=)(?:\s*\*\*)?\s*",
@@ -63,16 +64,18 @@ _SENTENCE_END = re.compile(r"[.;!?](?:\s|$)|\n|\s+I hope\b|<\|")
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
+    """The answer found in a response."""
+
     answer: str
-    """Empty: no answer."""
+    """Empty when there is none."""
     joined: str
-    """Adjacent boxes as one list, for a gold of several parts; else the same as ``answer``."""
+    """Adjacent boxes as one list, for a gold of several parts; otherwise the same as ``answer``."""
     boxed: bool
-    """The answer stood in a complete box."""
+    """Whether the answer stood in a complete box."""
 
 
 def after_thinking(text: str) -> str:
-    """The part the user sees. Thinking that never ended has no answer."""
+    """Return the part that the user sees; empty when the thinking never ended."""
     head, tag, tail = text.rpartition("</think>")
     if tag:
         return tail
@@ -80,7 +83,7 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True) -> Extraction:
-    """``join=False`` spares the search for neighbours of the last box where only that one counts."""
+    """Extract the answer; ``join=False`` skips the search for neighbours of the last box."""
     text = after_thinking(response)
     boxes = find_boxes(text)
     complete = [box for box in boxes if box[2]]
@@ -101,7 +104,7 @@ def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True
 
 
 def find_boxes(text: str) -> list[tuple[int, int, bool]]:
-    """(start, end, complete) of the contents of every outermost box, in order."""
+    """Return (start, end, complete) of the contents of every outermost box, in order."""
     closing = _closing_braces(text)
     found: list[tuple[int, int, bool]] = []
     position = 0
@@ -127,7 +130,7 @@ def find_boxes(text: str) -> list[tuple[int, int, bool]]:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Position of the closing brace of every opening one, in one pass, because hostile text may open thousands."""
+    """Map every opening brace to its closing one, in one pass, because hostile text may open thousands."""
     closing: dict[int, int] = {}
     open_braces: list[int] = []
     for match in _BRACE.finditer(text):
@@ -140,7 +143,7 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 
 def _inner(content: str) -> str:
-    """A box in a box is one box."""
+    """Strip boxes around a box."""
     content = content.strip()
     for _ in range(3):
         match = _BOX.match(content)
@@ -154,7 +157,10 @@ def _inner(content: str) -> str:
 
 
 def _join(text: str, boxes: list[tuple[int, int, bool]], *, trusted: bool = False) -> str:
-    """The last box and those before it that only a comma or an 'and' separates; a gold's author may put words between."""
+    """Join the last box with those before it that only a comma or an 'and' separates.
+
+    A gold is ``trusted``: its author may put a few words between the boxes.
+    """
     boxes = boxes[-_MAX_JOINED:]
     parts = [_inner(text[boxes[-1][0] : boxes[-1][1]])]
     for (start, end, _), (following, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
@@ -186,7 +192,7 @@ def _from_phrase(text: str) -> str:
 
 
 def _joined_math(text: str, segments: list[re.Match[str]]) -> str:
-    """The first segment and those joined to it by 'and', 'or' or a comma."""
+    """Return the first segment and those joined to it by 'and', 'or' or a comma."""
     parts = [_content(segments[0])]
     for previous, following in itertools.pairwise(segments):
         if not _connected(text[previous.end() : following.start()]):
@@ -202,7 +208,7 @@ def _content(match: re.Match[str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The last formula, or the number that comes after it."""
+    """Return the last formula, or the number that comes after it."""
     segments = list(_MATH.finditer(text))
     after = segments[-1].end() if segments else 0
     numbers = [match.group() for match in _NUMBER.finditer(text, after)]
@@ -225,7 +231,7 @@ _FALLBACKS = {"phrase": _from_phrase, "last": _last, "whole": _whole}
 
 
 def has_prose(text: str) -> bool:
-    """Words of a sentence, not names of functions."""
+    """Return whether the text holds words of a sentence, not only names of functions."""
     return any(word.casefold() not in _MATH_WORDS for word in _WORD.findall(text))
 
 
@@ -235,7 +241,7 @@ def _connected(between: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def extract_gold(gold: str) -> str:
-    r"""A gold is an answer, an answer in ``$…$``, or a solution: its boxes, else what it calls the final answer."""
+    r"""Return the answer of a gold: of a solution its boxes or what it calls the final answer, else the text itself."""
     boxes = find_boxes(gold)
     if boxes:
         return _join(gold, [box for box in boxes if box[2]] or boxes[-1:], trusted=True)

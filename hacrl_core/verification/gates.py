@@ -1,6 +1,7 @@
-r"""What may be examined symbolically. A gate only saves a worker's deadline; the deadline and the memory limit are the safety.
+r"""Decide what may be compared symbolically.
 
-An answer at a gate was already compared as text and as a number; it is not examined further and its verdict is ``unparseable``.
+A gate only saves the time until a worker's deadline; safety comes from the deadline and the memory limit. An answer
+that a gate stops was already compared as text and as a number. Its verdict is ``unparseable``.
 """
 
 import re
@@ -20,7 +21,7 @@ _NUMERIC_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*\)*\^\s*[{(]*\s*(\d+)")
 
 
 def gate(text: str, max_chars: int) -> str:
-    """The reason why ``text`` must not be examined symbolically, empty if it may."""
+    """Return why ``text`` must not be compared symbolically, or an empty text if it may."""
     if len(text) > max_chars:
         return f"longer than {max_chars} characters"
     if _nesting(text) > MAX_NESTING:

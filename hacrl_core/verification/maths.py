@@ -1,4 +1,4 @@
-r"""The maths verifier's part in this process: decide what text and exact numbers can decide, and ask a worker for the rest."""
+r"""The maths verifier in this process: decide what text and exact numbers can decide, leave the rest to a worker."""
 
 import re
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ _NAMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
+    """An answer read as a number with its unit and name; ``number`` is None where it is no number."""
+
     number: Number | None
     unit: str
     name: str
@@ -33,7 +35,7 @@ class Quantity:
 
 @lru_cache(maxsize=65536)
 def quantity(text: str) -> Quantity:
-    """The number an answer is, with the name and the unit it carries: ``x = 5\\text{ cm}``."""
+    """Read an answer as a number with the name and the unit it carries: ``x = 5\\text{ cm}``."""
     body = without_degree(clean(text))
     named = _NAMED.match(body)
     name = ""
@@ -47,7 +49,7 @@ def quantity(text: str) -> Quantity:
 
 
 def quick_decision(gold: str, answer: str, tolerance: float) -> bool | None:
-    """True or False when text or exact arithmetic settles it, None when only a symbolic comparison can."""
+    """Return True or False when text or exact arithmetic settles it, None when only a symbolic comparison can."""
     if text_key(gold) == text_key(answer):
         return True
     known, other = quantity(gold), quantity(answer)
@@ -69,7 +71,10 @@ def quick_decision(gold: str, answer: str, tolerance: float) -> bool | None:
 
 
 def _comma_decimals(gold: str, answer: str, tolerance: float) -> bool:
-    """A decimal comma on one side against a decimal point on the other: evidence for equality only, ``1,2`` may be a list."""
+    """Return whether a decimal comma on one side equals a decimal point on the other.
+
+    This is evidence for equality only: ``1,2`` may be a list.
+    """
     for one, other in ((gold, answer), (answer, gold)):
         comma = comma_decimal(one.strip(" $"))
         number = parse_number(other.strip(" $")) if comma and "." in other else None
@@ -90,7 +95,10 @@ def _clock(text: str) -> int | None:
 
 
 def symbolic_pair(gold: str, answer: str) -> tuple[str, str]:
-    """What the worker compares: left-hand names dropped where the gold's form allows it, units where the gold names one."""
+    """Return what the worker compares.
+
+    Left-hand names are dropped where the gold's form allows it, units where the gold names one.
+    """
     gold, answer = (without_degree(list_words(clean(text))) for text in (gold, answer))
     function, named = _FUNCTION.match(gold), _NAMED.match(gold)
     if function and ((other := _NAMED.match(answer)) or "=" not in answer):
@@ -106,10 +114,13 @@ def symbolic_pair(gold: str, answer: str) -> tuple[str, str]:
 
 
 class MathsVerifier:
+    """Accept mathematically equal answers; symbolic comparison happens in a worker."""
+
     name = "math"
     task: str | None = "hacrl_core.verification.symbolic:compare"
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
+        """Decide by text and exact numbers, or ask for a worker."""
         found = extract_answer(response, config.fallbacks)
         if not found.answer:
             return Judgement(VerdictKind.UNPARSEABLE, "")
@@ -132,6 +143,7 @@ class MathsVerifier:
         return Judgement(None, answer)
 
     def payload(self, gold: str, answer: str) -> tuple[str, str]:
+        """Return the pair of texts to send to a worker."""
         return symbolic_pair(extract_gold(gold), answer)
 
 
@@ -140,5 +152,6 @@ def _has_parts(gold: str) -> bool:
 
 
 def response_is_boxed(response: str) -> bool:
+    """Return whether the response holds an answer in a complete box."""
     found = extract_answer(response, ())
     return found.boxed and bool(found.answer)

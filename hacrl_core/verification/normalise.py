@@ -7,11 +7,14 @@ import re
 from functools import lru_cache
 
 _SIMPLE = (
-    ("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u00f7", "/"), ("\u03c0", r"\pi "), ("\u221e", r"\infty "),
-    ("\u2264", r"\le "), ("\u2265", r"\ge "), ("\u00b0", r"^\circ "), ("\u00a0", " "), ("\u00b2", "^2"), ("\u00b3", "^3"),
+    ("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u00f7", "/"),
+    ("\u03c0", r"\pi "), ("\u221e", r"\infty "),
+    ("\u2264", r"\le "), ("\u2265", r"\ge "), ("\u00b0", r"^\circ "), ("\u00a0", " "),
+    ("\u00b2", "^2"), ("\u00b3", "^3"),
     (r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\cfrac", r"\frac"), (r"\rac{", r"\frac{"),
-    (r"\leqslant", r"\le "), (r"\geqslant", r"\ge "), (r"\displaystyle", ""), (r"\limits", ""), (r"\textrm", r"\text"), (r"\textnormal", r"\text"),
-    (r"\mbox", r"\text"), (r"\textbf", r"\text"), (r"\textit", r"\text"), (r"\bf ", ""), (r"\degree", r"^\circ"), ("{,}", ","),
+    (r"\leqslant", r"\le "), (r"\geqslant", r"\ge "), (r"\displaystyle", ""), (r"\limits", ""),
+    (r"\textrm", r"\text"), (r"\textnormal", r"\text"), (r"\mbox", r"\text"), (r"\textbf", r"\text"),
+    (r"\textit", r"\text"), (r"\bf ", ""), (r"\degree", r"^\circ"), ("{,}", ","),
 )  # fmt: skip
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
 _LEFT_RIGHT = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big)(?![a-z])\s*\.?")
@@ -42,7 +45,7 @@ _BRACED_ATOM = re.compile(r"([\^_])\{(\w)\}")
 
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
-    """LaTeX in one dialect, still LaTeX: what the number parser and the symbolic parser read."""
+    """Rewrite LaTeX in one dialect, which the number parser and the symbolic parser read."""
     if "\\\\begin" in text:
         text = text.replace("\\\\", "\\")
     for old, new in _SIMPLE:
@@ -69,14 +72,17 @@ def clean(text: str) -> str:
 
 
 def without_degree(text: str) -> str:
-    """``90^\\circ`` is 90, but inside a trigonometric function the degree is a factor."""
+    """Read ``90^\\circ`` as 90; beside a trigonometric function the degree is a factor."""
     if "circ" not in text or "\\circ" not in text:
         return text
     return _DEGREE.sub(r" \\cdot \\frac{\\pi}{180} ", text) if _TRIG.search(text) else _DEGREE.sub(" ", text).strip()
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """``15\\text{ cm}^2`` → ``("15", "cm^2")``. Letters glued to a number are a product of variables unless they are a word."""
+    """Split ``15\\text{ cm}^2`` into ``("15", "cm^2")``.
+
+    Letters glued to a number are a product of variables unless they are a word.
+    """
     match = _TRAILING_TEXT.match(text) or _TRAILING_WORDS.match(text)
     if not match or not match["head"].strip() or not any(char.isdigit() for char in match["head"]):
         return text, ""
@@ -88,13 +94,13 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def list_words(text: str) -> str:
-    """``6 \\text{ and } 8`` → ``6, 8``."""
+    """Turn ``6 \\text{ and } 8`` into ``6, 8``."""
     return _LIST_WORD.sub(", ", text).strip(", ")
 
 
 @lru_cache(maxsize=8192)
 def text_key(text: str) -> str:
-    """Equal keys are equal answers as text. A space between digits stays: ``1 1/2`` is not ``11/2``."""
+    """Return a key that equal texts share. A space between digits stays: ``1 1/2`` is not ``11/2``."""
     text = list_words(without_degree(clean(text)))
     text = _WRAPPED_TEXT.sub(r"\1", text)
     text = _LOOSE_SPACE.sub("", _SPACE.sub(" ", text)).strip()
@@ -106,10 +112,12 @@ def text_key(text: str) -> str:
 
 
 _UNIT_ALIASES = {
-    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "millimeter": "mm", "millimetre": "mm",
-    "inche": "in", "inch": "in", "feet": "ft", "foot": "ft", "yard": "yd", "mile": "mi", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h",
-    "gram": "g", "kilogram": "kg", "pound": "lb", "ounce": "oz", "liter": "l", "litre": "l", "degree": "deg", "dollar": "usd", "cent": "cent", "day": "day",
-    "week": "week", "month": "month", "year": "year", "yr": "year", "gallon": "gal", "mph": "mi/h", "miles per hour": "mi/h",
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
+    "millimeter": "mm", "millimetre": "mm", "inche": "in", "inch": "in", "feet": "ft", "foot": "ft", "yard": "yd",
+    "mile": "mi", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g", "kilogram": "kg",
+    "pound": "lb", "ounce": "oz", "liter": "l", "litre": "l", "degree": "deg", "dollar": "usd", "cent": "cent",
+    "day": "day", "week": "week", "month": "month", "year": "year", "yr": "year", "gallon": "gal", "mph": "mi/h",
+    "miles per hour": "mi/h",
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES.values()) | {
     "cm^2",
@@ -126,7 +134,7 @@ _KNOWN_UNITS = frozenset(_UNIT_ALIASES.values()) | {
 
 
 def unit_key(unit: str) -> str:
-    """Canonical name of a unit, empty when it is not one we know; two known units that differ are different answers."""
+    """Return the canonical name of a unit, empty when it is unknown; known units that differ are different answers."""
     unit = unit.replace(".", "").strip()
     for word, power in (("square ", "^2"), ("sq ", "^2"), ("cubic ", "^3"), ("cu ", "^3")):
         if unit.casefold().startswith(word):

@@ -20,6 +20,8 @@ _COMMA_DECIMAL = re.compile(r"-?(?:\d+,\d{1,2}|\d+,\d{4,}|0,\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """A number as an exact fraction."""
+
     value: Fraction
     exact: bool
     """False for a decimal: it may stand for a value that was rounded."""
@@ -27,7 +29,7 @@ class Number:
 
 
 def parse_number(text: str) -> Number | None:
-    """None when the text is anything but one number."""
+    """Read one number; None when the text is anything else."""
     text = text.strip()
     if not text or len(text) > 200:
         return None
@@ -87,11 +89,12 @@ def _power(match: re.Match[str]) -> Number | None:
 
 
 def close(a: Fraction, b: Fraction, tolerance: float) -> bool:
+    """Return whether two values differ by at most the relative tolerance."""
     return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b))
 
 
 def same_number(gold: Number, answer: Number, tolerance: float) -> bool:
-    """Equal values; a percentage may also stand as its bare figure or as its fraction, ``10%`` for 10 and for 0.1."""
+    """Compare values; a percentage also matches its bare figure and its fraction, ``10%`` both 10 and 0.1."""
     if gold.exact and answer.exact:
         tolerance = 0.0
     if gold.percent == answer.percent:
@@ -101,5 +104,5 @@ def same_number(gold: Number, answer: Number, tolerance: float) -> bool:
 
 
 def comma_decimal(text: str) -> str | None:
-    """``1000,99`` with its comma read as a decimal point; None when it cannot be one."""
+    """Return ``1000,99`` with its comma read as a decimal point; None when it cannot be one."""
     return text.replace(",", ".") if _COMMA_DECIMAL.fullmatch(text) else None

@@ -1,8 +1,9 @@
 """A pool of killable workers with a deadline in CPU time, kept by this process and shared by all its calls.
 
-A group is one gold with its distinct answers. A worker returns them one by one; one that uses up its CPU seconds is killed,
-the answer it was at gets ``timeout``, and the rest of its group goes to the next worker. Deadlines are measured in the
-worker's CPU time, so a loaded machine changes no verdict; a wall-clock limit catches code that sleeps.
+A group is one gold with its distinct answers. A worker returns their results one by one. A worker that uses up its CPU
+seconds is killed; the answer it was working on gets ``timeout``, and the rest of its group goes to the next worker.
+Deadlines are measured in the worker's CPU time, so a loaded machine changes no verdict; a wall-clock limit catches code
+that sleeps.
 """
 
 import atexit
@@ -27,15 +28,17 @@ _POLL_SECONDS = 0.02
 _START_SECONDS = 120.0
 _MESSAGE_SECONDS = 60.0
 _DEATHS_IN_A_ROW = 100
-_NURSERY = (
-    "import socket, sys; from hacrl_core.verification.worker import nursery; "
-    "nursery(socket.socket(fileno=int(sys.argv[1])))"
+_SPAWNER = (
+    "import socket, sys; from hacrl_core.verification.worker import run_spawner; "
+    "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
 )
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """What one answer may use, and how many workers there are."""
+
     cpu_seconds: float
     wall_seconds: float
     memory_mb: int
@@ -44,7 +47,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Group:
-    """Pairs (gold, answer) with one gold; ``keys`` says where each result belongs."""
+    """Pairs of (gold, answer) with one gold; ``keys`` says where each result belongs."""
 
     keys: list[int]
     pairs: list[tuple[str, str]]
@@ -55,6 +58,8 @@ class Group:
 
 @dataclass(slots=True)
 class Worker:
+    """A worker process and the group it is working on."""
+
     pid: int
     connection: socket.socket
     group: Group | None = None
@@ -64,18 +69,19 @@ class Worker:
     cpu_at: float = 0.0
 
     def restart_clock(self) -> None:
+        """Start the time limit of the next answer."""
         self.since = time.monotonic()
         self.cpu_at = cpu_seconds(self.pid, self.since)
 
 
 def cpu_seconds(pid: int, fallback: float) -> float:
-    """CPU time of a process, user and system; the wall clock where the kernel does not tell."""
+    """Return the CPU time of a process, user and system; ``fallback`` where the kernel does not tell."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else fallback
 
 
 def _runnable(pid: int) -> bool:
-    """Running or waiting for a core: a loaded machine is no reason to give up on it."""
+    """Return whether a process runs or waits for a core: a loaded machine is no reason to kill it."""
     return _stat(pid)[:1] == [b"R"]
 
 
@@ -89,6 +95,8 @@ def _stat(pid: int) -> list[bytes]:
 
 @dataclass
 class Pool:
+    """Workers of one process, started on demand by a spawner process."""
+
     owner: int = field(default_factory=os.getpid)
     workers: list[Worker] = field(default_factory=list)
     memory_mb: int = 0
@@ -99,7 +107,7 @@ class Pool:
     def run(
         self, groups: Sequence[Group], limits: Limits, preload: str, on_result: Callable[[int, dict[str, Any]], None]
     ) -> None:
-        """Every key of every group gets exactly one result."""
+        """Work through all groups; every key gets exactly one result."""
         queue = deque(groups)
         if self.memory_mb != limits.memory_mb:
             self._drop_workers()
@@ -125,11 +133,14 @@ class Pool:
         return None
 
     def _assign(self, worker: Worker, group: Group, queue: deque[Group]) -> None:
-        worker.group, worker.ready, worker.done = group, False, 0
+        worker.group = group
+        worker.ready = False
+        worker.done = 0
         message = {"path": sys.path, "task": group.task, "pairs": group.pairs, "options": group.options}
         try:
             send(worker.connection, message)
-        except OSError:  # it died while idle, which is nobody's fault
+        except OSError:
+            # The worker died while idle: not the fault of this group.
             queue.appendleft(group)
             self._remove(worker)
             return
@@ -166,7 +177,8 @@ class Pool:
             on_result(group.keys[worker.done], message)
             self.deaths = 0
             worker.done += 1
-            if message.get("exhausted"):  # out of memory: it ended itself, and what is left of its group is innocent
+            # Out of memory: the worker ended itself, and the rest of its group is not to blame.
+            if message.get("exhausted"):
                 self._remove(worker)
                 self._requeue(group, worker.done, queue)
                 return
@@ -191,17 +203,19 @@ class Pool:
         on_result: Callable[[int, dict[str, Any]], None],
         result: dict[str, Any],
     ) -> None:
-        """The worker is lost: its current answer gets ``result``, the rest of its group waits for another worker."""
-        group, done, ready = worker.group, worker.done, worker.ready
+        """Give up a worker: its current answer gets ``result``, the rest of its group waits for another worker."""
+        group = worker.group
+        done = worker.done
+        ready = worker.ready
         self._remove(worker)
         assert group is not None
         if not ready and result["verdict"] == "error" and not group.retried:
-            # The worker had died before it began, for reasons of its own. Once more, with a fresh one.
+            # The worker died before it began, so retry once with a fresh one.
             group.retried = True
             queue.appendleft(group)
             return
         if not ready:
-            # Nobody's answer is to blame for a gold that cannot be parsed.
+            # No answer is to blame for a gold that cannot be parsed.
             for key in group.keys:
                 on_result(key, {"verdict": "error", "message": "the gold could not be parsed in time"})
             return
@@ -245,7 +259,7 @@ class Pool:
         self.control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _NURSERY, str(theirs.fileno())],
+                [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
@@ -263,7 +277,7 @@ class Pool:
             self._remove(worker)
 
     def _stop(self) -> None:
-        """Closing the control socket makes the nursery kill its workers and end."""
+        """Close the control socket, which makes the spawner kill its workers and end."""
         if self.control is not None:
             self.control.close()
             self.control = None
@@ -276,6 +290,7 @@ class Pool:
             self.process = None
 
     def close(self) -> None:
+        """End all workers and the spawner."""
         for worker in self.workers:
             worker.connection.close()
         self.workers.clear()
@@ -283,7 +298,7 @@ class Pool:
 
 
 def _python_path() -> str:
-    """The nursery must find this package also where it is not installed; the rest of sys.path follows with each request."""
+    """Let the spawner find this package also where it is not installed; sys.path itself follows with each request."""
     return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
 
 
@@ -293,7 +308,7 @@ _pool: Pool | None = None
 
 @contextlib.contextmanager
 def shared_pool() -> Iterator[Pool]:
-    """The pool of this process, one caller at a time. A forked child gets its own."""
+    """Hold the pool of this process, one caller at a time. A forked child gets its own."""
     global _pool
     with _lock:
         if _pool is None or _pool.owner != os.getpid():

@@ -1,8 +1,8 @@
-r"""The maths verifier's part in a worker: parse both sides with math-verify and compare them.
+r"""The maths verifier in a worker: parse both sides with math-verify and compare them.
 
-Imported by workers only. math-verify's own time limits are off: they are signals, and the parent's deadline rules.
-Only its LaTeX reader is used, never its expression reader, which ends in ``eval``; :func:`forbid_eval` closes that door for
-everything else in the process.
+Only workers import this module. math-verify's own time limits are off: they are signals, and the parent's deadline
+applies. Only its LaTeX parser is used, never its expression parser, which calls ``eval``; :func:`forbid_eval` rules out
+``eval`` for everything else in the process.
 """
 
 import logging
@@ -23,8 +23,8 @@ _IMAGINARY_CALL = re.compile(r"(?<![A-Za-z\\])i\s*\(")
 _SUBSCRIPT_TEXT = re.compile(r"_\s*\{\s*\\text\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")
 _SUBSCRIPT_WORD = re.compile(r"_\s*\{\s*\\?([A-Za-z]{2,})\s*\}")
 _E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?![\d.A-Za-z])")
-# Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
 _LITERAL = re.compile(r"\s*(-?)\s*(Integer|Float)\s*\(\s*'?([0-9.eE+-]+)'?\s*\)\s*")
+# Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
 _CONFIG = LatexExtractionConfig(
     boxed_match_priority=0,
     normalization_config=NormalizationConfig(
@@ -47,17 +47,21 @@ _WARM_UP = (
     (r"\sin^2(x)+\log_{2}(3)+e^{-t}", r"|x|+\binom{n}{k}+\lfloor m \rfloor"),
     (r"a_{n}=2n!", r"3 \pm 2\sqrt[3]{2}"),
 )
+_NOT_SCALAR = (
+    AppliedUndef, sympy.Integral, sympy.Derivative, sympy.Sum, sympy.Product, sympy.Limit,
+    sympy.oo, sympy.zoo, sympy.nan,
+)  # fmt: skip
 _POSITIVE = 3
 _AGREE = 1e-9
 
 
 def forbid_eval() -> None:
-    """sympy reads strings, single numbers included, with ``eval``; in a worker only a number literal passes."""
+    """Let sympy evaluate number literals only: it reads every string, even a single number, with ``eval``."""
     sympy_parser.eval_expr = _number_literal
 
 
 def warm_up() -> None:
-    """Before workers are forked: lazy imports and the LaTeX reader's tables, once for all of them."""
+    """Do lazy imports and fill the LaTeX parser's tables once, before workers are forked."""
     import sympy.physics.units  # noqa: F401  (solve() imports it, and its import needs the evaluation forbidden below)
 
     for gold, answer in _WARM_UP:
@@ -75,7 +79,7 @@ def _number_literal(code: str, *_: Any) -> Any:
 
 
 def compare(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Entry point of the worker pool: ``{"verdict": correct | incorrect | unparseable}``."""
+    """Compare two texts; the worker pool's entry point. Return ``{"verdict": correct | incorrect | unparseable}``."""
     try:
         gold_parsed, answer_parsed = read(gold), read(answer)
         if answer_parsed is None:
@@ -96,7 +100,7 @@ def prepare_gold(gold: str, *_: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def read(latex: str) -> Any:
-    """A sympy object, or None when the text is no mathematics."""
+    """Parse LaTeX into a sympy object; None when the text is no mathematics."""
     latex = _IMAGINARY_CALL.sub(r"i \\cdot (", latex)
     latex = _SUBSCRIPT_WORD.sub(r"_{\1}", _SUBSCRIPT_TEXT.sub(r"_{\1}", latex))
     latex = _E_NOTATION.sub(lambda m: rf"{m[1]} \cdot 10^{{{int(m[2])}}}", latex)
@@ -105,13 +109,14 @@ def read(latex: str) -> Any:
 
 
 def _with_imaginary_unit(value: Any, latex: str) -> Any:
-    """math-verify leaves ``i`` a symbol, for which ``i(2-i)`` is not ``1+2i``; an index it may stay."""
+    """Replace the symbol ``i``, which math-verify leaves as it is, by the imaginary unit unless it is an index."""
     if not isinstance(value, sympy.Expr) or _INDEX.search(latex):
         return value
     return value.subs({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
 
 
 def equal(gold: Any, answer: Any, tolerance: float) -> bool:
+    """Compare two parsed expressions: by their values at fixed points, then by math-verify."""
     if _scalar(gold) and _scalar(answer):
         decision = _probe(gold, answer, tolerance)
         if decision is not None:
@@ -124,7 +129,7 @@ def equal(gold: Any, answer: Any, tolerance: float) -> bool:
 
 
 def _rounding(tolerance: float) -> int:
-    """math-verify counts decimal places where it compares inside sets and matrices."""
+    """Return the tolerance as decimal places, which math-verify uses inside sets and matrices."""
     return max(0, min(15, round(-sympy.log(tolerance, 10)))) if tolerance > 0 else 15
 
 
@@ -132,12 +137,12 @@ def _scalar(value: Any) -> bool:
     return (
         isinstance(value, sympy.Expr)
         and not isinstance(value, sympy.Symbol | sympy.MatrixExpr)
-        and not value.has(AppliedUndef, sympy.Integral, sympy.Derivative, sympy.Sum, sympy.Product, sympy.Limit, sympy.oo, sympy.zoo, sympy.nan)
-    )  # fmt: skip
+        and not value.has(*_NOT_SCALAR)
+    )
 
 
 def _probe(gold: Any, answer: Any, tolerance: float) -> bool | None:
-    """Equality of two expressions by their values at fixed points; None when the values do not settle it.
+    """Compare two expressions by their values at fixed points; None when the values do not settle it.
 
     Two different expressions of an answer's size do not agree to nine digits at three unrelated points, and different
     values at points where both are defined are a proof of difference, which saves the slow symbolic simplification.
@@ -165,7 +170,8 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
     try:
         value = sympy.N(expression.doit() if not point else expression, 30, subs=point)
     except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
-        return None  # the last is how sympy says that it has no rule for a limit
+        # NotImplementedError: sympy has no rule for a limit.
+        return None
     return value if value.is_number and value.is_finite else None
 
 

@@ -1,26 +1,30 @@
-"""The verdict on one response, and the protocol of the verifiers that give it."""
+"""The verdict on one response, the protocol of the verifiers that give it, and the reward that follows from it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.config.verification import OverlongConfig, VerifyConfig
 
 
 class VerdictKind(StrEnum):
+    """What a verifier found out about a response."""
+
     CORRECT = "correct"
     INCORRECT = "incorrect"
     UNPARSEABLE = "unparseable"
     """No answer was found, or the answer is not one that a verifier may examine (see the gates)."""
     TIMEOUT = "timeout"
     ERROR = "error"
-    """The verifier failed. Says nothing about the response: credit leaves it out and counts it."""
+    """The verifier failed. This says nothing about the response: credit counts it and leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The verdict on one response with its reward."""
+
     reward: float
-    """Finite. An ``error`` carries 0.0, which is not to be learned from."""
+    """Always finite. An ``error`` carries 0.0, from which nothing is learned."""
     verdict: VerdictKind
     extracted_answer: str
     milliseconds: float
@@ -29,17 +33,44 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a verifier says in this process, without a worker; ``kind`` None asks for a worker."""
+    """What a verifier decides in this process; ``kind`` None leaves the decision to a worker."""
 
     kind: VerdictKind | None
     answer: str
 
 
 class Verifier(Protocol):
-    """Cheap and safe comparisons happen here; whatever may hang, grow or crash is left to ``task`` in a worker."""
+    """Judge what is cheap and safe in this process; leave what may hang, grow or crash to ``task`` in a worker."""
 
     name: str
     task: str | None
-    """Entry point ``module:function`` that a worker calls with (gold, answer, config); None if never needed."""
+    """Entry point ``module:function`` that a worker calls with (gold, answer, options); None if never needed."""
 
-    def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement: ...
+    def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
+        """Judge one response, or ask for a worker."""
+        ...
+
+
+def base_reward(kind: VerdictKind, *, well_formed: bool, format_reward: float) -> float:
+    """Return 1 for a correct answer and ``format_reward`` for a wrong one in a complete box, else 0."""
+    if kind is VerdictKind.CORRECT:
+        return 1.0
+    if kind is VerdictKind.ERROR:
+        return 0.0
+    return format_reward if well_formed else 0.0
+
+
+def overlong_penalty(tokens: int, config: OverlongConfig) -> float:
+    """Return 0 up to ``max_tokens − buffer_tokens``, then a linear rise to ``penalty`` at ``max_tokens`` and beyond."""
+    start = config.max_tokens - config.buffer_tokens
+    return config.penalty * min(1.0, max(0.0, (tokens - start) / config.buffer_tokens))
+
+
+def shaped_reward(reward: float, tokens: int | None, overlong: OverlongConfig | None) -> float:
+    """Subtract the overlong penalty, never below 0.
+
+    An agent's capability is a mean of rewards, and the ratio of two capabilities must stay positive.
+    """
+    if overlong is None or tokens is None:
+        return reward
+    return max(0.0, reward - overlong_penalty(tokens, overlong))

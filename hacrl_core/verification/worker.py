@@ -1,9 +1,9 @@
-"""The processes that do what may hang, grow or crash.
+"""The processes that run what may hang, grow or crash.
 
-The *nursery* is a fresh interpreter (never a fork of the caller, whose threads and torch would come along). It imports the
-task's module once and forks a worker per request, so replacing a killed worker costs milliseconds and no second import.
-The nursery reads nothing hostile. When its control socket closes, the caller is gone: it kills its workers and ends. When
-the nursery itself is killed, the kernel kills the workers.
+The *spawner* is a fresh interpreter (never a fork of the caller, whose threads and torch would come along). It imports
+the task's module once and forks a worker per request, so that replacing a killed worker takes milliseconds. The spawner
+reads nothing hostile. When its control socket closes, the caller is gone: it kills its workers and ends. When the
+spawner itself is killed, the kernel kills the workers.
 """
 
 import ctypes
@@ -26,13 +26,13 @@ _LENGTH = struct.Struct(">I")
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """One length-prefixed JSON message. JSON and not pickle: a worker that ran hostile input must not reach its caller."""
+    """Send one length-prefixed JSON message; with pickle, a worker that ran hostile input could reach its caller."""
     data = json.dumps(message).encode()
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive(connection: socket.socket) -> Any:
-    """The next message; EOFError when the other side is gone."""
+    """Return the next message; raise EOFError when the other side is gone."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return json.loads(_exactly(connection, length))
 
@@ -48,7 +48,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
-def nursery(control: socket.socket) -> None:
+def run_spawner(control: socket.socket) -> None:
     """Serve ``spawn`` (with the worker's end of a socket) and ``kill`` until the caller goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: set[int] = set()
@@ -94,7 +94,8 @@ def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoRetu
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == 1:  # the nursery died between fork and prctl
+            # The spawner died between fork and prctl.
+            if os.getppid() == 1:
                 os._exit(1)
         limit = request["memory_mb"] << 20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -110,7 +111,7 @@ def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoRetu
 
 
 def serve(connection: socket.socket) -> None:
-    """Groups of answers to one gold, one result each, in the main thread; a MemoryError ends the worker."""
+    """Answer groups of answers to one gold, one result each, in the main thread; a MemoryError ends the worker."""
     while True:
         group = receive(connection)
         sys.path[:] = group["path"]
@@ -128,7 +129,7 @@ def serve(connection: socket.socket) -> None:
             result["milliseconds"] = (time.process_time() - started) * 1000
             send(connection, result)
             if result.pop("exhausted", False):
-                # The heap is full of somebody's bomb. A fresh worker is cheaper than trust.
+                # The heap may still be full: a fresh worker is cheaper than a clean-up.
                 os._exit(3)
 
 
@@ -153,6 +154,6 @@ def _entry_point(task: str) -> tuple[ModuleType, Callable[[str, str, dict[str, A
         raise TypeError(f"{task} is not a function")
     if module_name == "hacrl_core.verification.symbolic":
         return module, function
-    from hacrl_core.verification.user import call_user_function
+    from hacrl_core.verification.verifiers import call_user_function
 
     return module, lambda gold, answer, options: call_user_function(function, answer, gold)

@@ -1,7 +1,8 @@
-"""A stage's version is pinned to a digest of its source closure: whoever changes the code decides whether results change.
+"""A stage's version is pinned to a digest of its source closure: whoever changes the code decides whether results
+change.
 
-If this fails: would the same inputs now give another artifact? Then raise the stage's version in its file. Either way, renew the pins with
-``python tests/contract/test_stage_versions.py``.
+If this fails: would the same inputs now give another artifact? Then raise the stage's version in its file. Either way,
+renew the pins with ``python tests/contract/test_stage_versions.py``.
 """
 
 import ast
@@ -14,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).with_name("stage_versions.json")
-# What every stage goes through but what cannot change a result: configs are part of the identity, errors and the store are not content.
+# What every stage goes through but what cannot change a result: configs are part of the identity, errors and the store
+# are not content.
 OUTSIDE = (
     "hacrl_core.config",
     "hacrl_core.errors",

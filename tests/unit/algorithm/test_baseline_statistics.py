@@ -1,4 +1,6 @@
-"""The theory as statistics: is the capability-aware baseline unbiased, and by how much not? (docs/algorithm.md has the picture)"""
+"""The theory as statistics: is the capability-aware baseline unbiased, and by how much not? (docs/algorithm.md has the
+picture)
+"""
 
 import importlib.util
 import sys

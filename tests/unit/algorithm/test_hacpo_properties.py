@@ -26,7 +26,9 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def reward_groups(draw):
-    """P × N × G rewards with silent prompts, an agent that never scores, fractions and masked entries, as arrays and as lists."""
+    """P × N × G rewards with silent prompts, an agent that never scores, fractions and masked entries, as arrays and as
+    lists.
+    """
     rng = np.random.default_rng(draw(seeds))
     shape = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
     rewards = rng.integers(0, 2, shape).astype(float) if draw(st.booleans()) else rng.random(shape)

@@ -1,4 +1,6 @@
-"""What makes the built-in engine fast, by counting: prompts read once, rows taken over while others go on, progress on the way."""
+"""What makes the built-in engine fast, by counting: prompts read once, rows taken over while others go on, progress on
+the way.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

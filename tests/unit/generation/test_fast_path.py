@@ -1,4 +1,6 @@
-"""The hand-written step: taken where it should be, right where norms and biases are not those of a fresh model, proved twice."""
+"""The hand-written step: taken where it should be, right where norms and biases are not those of a fresh model, proved
+twice.
+"""
 
 import logging
 from collections.abc import Callable

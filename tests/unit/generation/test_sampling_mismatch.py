@@ -18,7 +18,9 @@ Checkpoint = Callable[[str], Path]
 
 
 def score(folder: Path, checkpoint: Path, off: float, **settings: object) -> tuple[dict[str, float], list[str]]:
-    """Rollouts of the built-in engine, every other log-prob ``off`` by so much, through the stage: its metrics and warnings."""
+    """Rollouts of the built-in engine, every other log-prob ``off`` by so much, through the stage: its metrics and
+    warnings.
+    """
     requests = [GenerationRequest(f"p/{g:02d}", (4, 5, 6), g) for g in range(6)]
     got = BuiltinEngine().generate(checkpoint, "d", requests, SamplingParams(max_tokens=12))
     rollouts = folder / "rollouts"

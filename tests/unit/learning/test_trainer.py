@@ -280,7 +280,8 @@ def _trained(
 ) -> Agent:
     """Two updates; the loss is divided by the weight of the whole minibatch, left-out rows included.
 
-    A large epsilon makes AdamW a smooth function of the gradient: with 1e-8 its first step is ±lr even where the gradient is rounding noise.
+    A large epsilon makes AdamW a smooth function of the gradient: with 1e-8 its first step is ±lr even where the
+    gradient is rounding noise.
     """
     agent = tiny_agent()
     trainer = Trainer(agent, config(token_budget=budget, learning_rate=1e-3, epsilon=1e-3))

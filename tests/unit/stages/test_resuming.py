@@ -1,4 +1,6 @@
-"""Work finer than a stage: an interrupted stage does the rest, gives the same result, and believes no shard that was tampered with."""
+"""Work finer than a stage: an interrupted stage does the rest, gives the same result, and believes no shard that was
+tampered with.
+"""
 
 import itertools
 from contextlib import suppress

@@ -17,7 +17,8 @@ DISAGREEMENTS = {
     "v0363", "v0368", "v0402", "v0405", "v0407", "v0408",
 }  # fmt: skip
 
-#: Wrong answers that plain math-verify with its defaults accepts, all of them, read the same way (it agrees with 408 of the 448).
+#: Wrong answers that plain math-verify with its defaults accepts, all of them, read the same way (it agrees with 408 of
+#: the 448).
 PLAIN_FALSE_POSITIVES = {
     "v0031", "v0032", "v0299", "v0306", "v0346", "v0347", "v0418", "v0421", "v0443", "v0444", "v0445",
 }  # fmt: skip

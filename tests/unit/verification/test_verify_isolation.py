@@ -165,7 +165,7 @@ def test_from_threads(user_module: str) -> None:
     assert results == {index: [1.0, 0.0] for index in range(6)}
 
 
-def test_workers_survive_the_thread_that_started_them_and_a_killed_nursery_is_replaced(user_module: str) -> None:
+def test_workers_survive_the_thread_that_started_them_and_a_killed_spawner_is_replaced(user_module: str) -> None:
     config = VerifyConfig(verifier=f"{user_module}:good", workers=1)
     close_pool()
     thread = threading.Thread(target=lambda: verify_batch(["a"], ["a"], config))

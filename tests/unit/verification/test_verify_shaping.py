@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from hacrl_core.config.verification import OverlongConfig, VerifyConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.verification import VerdictKind, verify_batch
-from hacrl_core.verification.shaping import base_reward, overlong_penalty, shaped_reward
+from hacrl_core.verification.verdict import base_reward, overlong_penalty, shaped_reward
 
 OVERLONG = OverlongConfig(max_tokens=100, buffer_tokens=20, penalty=0.5)
 
