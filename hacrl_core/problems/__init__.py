@@ -1,4 +1,4 @@
-"""Problems with checkable answers: the built-in arithmetic, datasets, presets, and the order they are asked in."""
+"""Problems with verifiable answers: the built-in arithmetic, datasets, presets, and the order in which they come."""
 
 from hacrl_core.problems.datasets import load_problems
 from hacrl_core.problems.presets import PRESETS

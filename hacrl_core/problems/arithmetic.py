@@ -1,10 +1,12 @@
 """The built-in task: arithmetic with worked answers, made by code from a seed, nothing stored.
 
-A worked answer goes digit by digit from the right, the carry or borrow written into the next step, and ends in the boxed result:
-``47+38=?`` → ``7+8=15, 4+3+1=8, \\boxed{85}``; ``52-38=?`` → ``12-8=4, 5-1-3=1, \\boxed{14}``; ``47*6=?`` → ``7*6=42, 4*6+4=28, \\boxed{282}``.
+A worked answer goes digit by digit from the right, writes the carry or borrow into the next step, and ends in the boxed
+result: ``47+38=?`` → ``7+8=15, 4+3+1=8, \\boxed{85}``; ``52-38=?`` → ``12-8=4, 5-1-3=1, \\boxed{14}``; ``47*6=?`` →
+``7*6=42, 4*6+4=28, \\boxed{282}``.
 
-The split is a property of the arithmetic fact (operation and operands, order ignored where it does not matter), decided by its hash: no seed,
-size or mixture can put one fact on both sides, and the story about 47 and 38 lies on the same side as 38+47.
+The split is a property of the arithmetic fact (operation and operands, in any order where order does not matter) and is
+decided by its hash: no seed, size or mixture can put one fact on both sides, and the story about 47 and 38 lies on the
+same side as 38+47.
 """
 
 import hashlib
@@ -22,10 +24,13 @@ from hacrl_core.seeding import derive_rng
 SOURCE = "arithmetic"
 HELD_OUT_SHARE = 0.2
 _DIGITS: dict[Level, int] = {"easy": 1, "medium": 2, "hard": 3}
-_PATIENCE = 2000  # consecutive repeats after which the space counts as exhausted
+# Consecutive repeats after which the space of problems counts as exhausted.
+_PATIENCE = 2000
 
 Operator = Literal["+", "-", "*"]
 Split = Literal["training", "held_out"]
+_OPERATORS: tuple[Operator, ...] = ("+", "-", "*")
+_SYMBOLS: dict[Kind, Operator] = {"addition": "+", "subtraction": "-", "multiplication": "*"}
 _Name = TypeVar("_Name", bound=str)
 
 _STORIES: tuple[tuple[Operator, str], ...] = (
@@ -40,12 +45,15 @@ _STORIES: tuple[tuple[Operator, str], ...] = (
 
 @dataclass(frozen=True)
 class Fact:
+    """An operation on two numbers."""
+
     left: int
     operator: Operator
     right: int
 
     @property
     def result(self) -> int:
+        """The number that solves the problem."""
         if self.operator == "+":
             return self.left + self.right
         return self.left - self.right if self.operator == "-" else self.left * self.right
@@ -55,14 +63,14 @@ class Fact:
 
 
 def split_of(fact: Fact) -> Split:
-    """Which side a fact is on, for ever: 47+38 and 38+47 are one fact, so they share it."""
+    """Return the fact's side, which never changes; 47+38 and 38+47 are one fact and share it."""
     left, right = (fact.left, fact.right) if fact.operator == "-" else sorted((fact.left, fact.right))
     digest = hashlib.sha256(f"{left}{fact.operator}{right}".encode()).digest()
     return "held_out" if int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64 else "training"
 
 
 def make_problem(kind: Kind, level: Level, rng: np.random.Generator) -> Problem:
-    """A random problem of either split."""
+    """Draw a random problem of either split."""
     story = int(rng.integers(len(_STORIES))) if kind == "story" else None
     operator = _operator(kind, story)
     fact = _draw_fact(operator, _DIGITS[level], rng)
@@ -73,30 +81,34 @@ def make_problem(kind: Kind, level: Level, rng: np.random.Generator) -> Problem:
 
 
 def training_problem(seed: int, index: int, config: ArithmeticConfig) -> Problem:
-    """The ``index``-th training problem of a seed; two indices may give the same problem."""
+    """Return the ``index``-th training problem of a seed; two indices may give the same problem."""
     return next(_draws(config, "training", derive_rng(seed, SOURCE, "training", index)))
 
 
 def training_problems(seed: int, iteration: int, count: int, config: ArithmeticConfig) -> list[Problem]:
-    """The prompts of one iteration: training problems, no two alike."""
+    """Return the problems of one iteration, no two alike."""
     rng = derive_rng(seed, SOURCE, "training", "iteration", iteration)
     return _distinct(_draws(config, "training", rng), count, config)
 
 
 def held_out_problems(count: int, config: ArithmeticConfig, seed: int = 0) -> list[Problem]:
-    """Problems no training problem of any seed shares a fact with, no two alike; a larger count only adds to a smaller one."""
+    """Return held-out problems, no two alike; a larger count only adds to a smaller one.
+
+    No training problem of any seed shares a fact with them.
+    """
     return _distinct(_draws(config, "held_out", derive_rng(seed, SOURCE, "held_out")), count, config)
 
 
 def fact_of(problem: Problem) -> Fact:
+    """Return the fact that a problem asks for."""
     text = problem.tags["fact"]
-    operator: Operator = "+" if "+" in text else "-" if "-" in text else "*"
+    operator = next(operator for operator in _OPERATORS if operator in text)
     left, right = text.split(operator)
     return Fact(int(left), operator, int(right))
 
 
 def worked_answer(problem: Problem) -> str:
-    """The one text the warm start teaches: a step per digit, then the boxed result."""
+    """Return the text that the warm start teaches: a step per digit, then the boxed result."""
     fact = fact_of(problem)
     left = [int(digit) for digit in reversed(str(fact.left))]
     if fact.operator == "*":
@@ -138,7 +150,7 @@ def _multiplication_steps(left: list[int], factor: int) -> list[str]:
 def _operator(kind: Kind, story: int | None) -> Operator:
     if story is not None:
         return _STORIES[story][0]
-    return "+" if kind == "addition" else "-" if kind == "subtraction" else "*"
+    return _SYMBOLS[kind]
 
 
 def _draw_fact(operator: Operator, digits: int, rng: np.random.Generator) -> Fact:
@@ -146,7 +158,8 @@ def _draw_fact(operator: Operator, digits: int, rng: np.random.Generator) -> Fac
     left, right = (int(number) for number in rng.integers(low, high, size=2))
     if operator == "*":
         return Fact(left, "*", int(rng.integers(2, 10)))
-    if operator == "-":  # results stay at or above zero
+    if operator == "-":
+        # Results stay at or above zero.
         left, right = max(left, right), min(left, right)
     return Fact(left, operator, right)
 
@@ -159,7 +172,8 @@ def _draws(config: ArithmeticConfig, split: Split, rng: np.random.Generator) -> 
 
 
 def _choose(weights: Mapping[_Name, float], rng: np.random.Generator) -> _Name:
-    names = sorted(weights)  # the order in which a config file lists them must not matter
+    # The order in which a config file lists them must not matter.
+    names = sorted(weights)
     point = rng.random() * sum(weights[name] for name in names)
     for name in names:
         point -= weights[name]
@@ -177,7 +191,7 @@ def _distinct(draws: Iterator[Problem], count: int, config: ArithmeticConfig) ->
         found.setdefault(problem.problem_id, problem)
         if repeats > _PATIENCE:
             raise ConfigError(
-                f"arithmetic: kinds {sorted(config.kinds)} with levels {sorted(config.levels)} have only about {len(found)} "
-                f"problems in this split, {count} were asked for; ask for fewer or add a kind or a level"
+                f"arithmetic: kinds {sorted(config.kinds)} with levels {sorted(config.levels)} have only about "
+                f"{len(found)} problems in this split, {count} were asked for; ask for fewer or add a kind or a level"
             )
     return list(found.values())

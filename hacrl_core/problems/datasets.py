@@ -1,4 +1,4 @@
-"""From a config to a set of problems."""
+"""Load a set of problems from its config: the built-in arithmetic, a dataset or a preset."""
 
 import hashlib
 import re
@@ -7,27 +7,35 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from hacrl_core.config.problems import ArithmeticProblems, Columns, DatasetProblems, PresetProblems, ProblemFilters
+from hacrl_core.config.problems import (
+    AnswerFormat,
+    ArithmeticProblems,
+    Columns,
+    DatasetProblems,
+    PresetProblems,
+    ProblemFilters,
+)
 from hacrl_core.errors import ConfigError
-from hacrl_core.problems.answers import extract_answer
 from hacrl_core.problems.arithmetic import held_out_problems, training_problems
 from hacrl_core.problems.presets import resolve_preset
 from hacrl_core.problems.problem import Message, Problem
 from hacrl_core.problems.rows import Row, read_rows
 from hacrl_core.problems.sets import ProblemSet, content_digest
 
-_WITNESSES = 64  # problems that stand for an unbounded generator in its digest
+# Problems that stand for an unbounded generator in its digest.
+_WITNESSES = 64
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
 def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems) -> ProblemSet:
-    """Read, filter and name the problems; the same content gives the same digest wherever it was read from."""
+    """Read, filter and name the problems. The same content gives the same digest wherever it was read from."""
     if isinstance(config, ArithmeticProblems):
         return _arithmetic(config)
     return _dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config)
 
 
 def _arithmetic(config: ArithmeticProblems) -> ProblemSet:
-    """Made by code from its settings alone, so it is made once in a process: a thousand problems take half a second."""
+    """Make the problems once per process: they depend on the settings alone, and a thousand take half a second."""
     return _made(config.model_dump_json())
 
 
@@ -86,13 +94,13 @@ def _problem(row: Row, config: DatasetProblems, source: str, number: int) -> Pro
 
 
 def _messages(row: Row, config: DatasetProblems) -> tuple[Message, ...]:
-    # replace, not format: LaTeX is full of braces
+    # Not str.format: LaTeX is full of braces.
     user: Message = {"role": "user", "content": config.prompt.replace("{problem}", _text(row, config.columns))}
     return (user,) if config.system is None else ({"role": "system", "content": config.system}, user)
 
 
 def _text(row: Row, columns: Columns) -> str:
-    """What the row itself asks: context and problem, or the contents of its messages."""
+    """Return what the row itself asks: context and problem, or the contents of its messages."""
     if columns.messages:
         return "\n".join(str(message["content"]) for message in row[columns.messages])
     context = row[columns.context] if columns.context else None
@@ -114,7 +122,7 @@ def _given_messages(value: Any, source: str, number: int) -> tuple[Message, ...]
 
 
 def _identify(row: Row, columns: Columns, messages: tuple[Message, ...], answer: str) -> str:
-    """Part of rollout ids, so without "/" and other characters that would need quoting."""
+    """Return the problem's id, without "/" and other characters that would need quoting in rollout ids."""
     given = row[columns.id] if columns.id else None
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(given)).strip("-") if given is not None else ""
     content = "\x1f".join([*(part for m in messages for part in (m["role"], m["content"])), answer])
@@ -122,7 +130,7 @@ def _identify(row: Row, columns: Columns, messages: tuple[Message, ...], answer:
 
 
 def _tag(value: Any) -> str:
-    """MATH says "Level 5" where MATH-500 says 5."""
+    """Return a tag as text; MATH writes "Level 5" where MATH-500 writes 5."""
     return re.sub(r"^Level\s+", "", str(value).strip())
 
 
@@ -141,3 +149,61 @@ def _reason_to_leave_out(problem: Problem, row: Row, config: DatasetProblems) ->
 
 def _has_wanted_tags(problem: Problem, filters: ProblemFilters) -> bool:
     return all(problem.tags.get(name) in values for name, values in filters.tags.items())
+
+
+def extract_answer(value: Any, answer_format: AnswerFormat) -> str:
+    """Return the answer in an answer column as text; empty where there is none, and the row is left out."""
+    text = _as_text(value)
+    if answer_format == "boxed":
+        text = last_boxed(text) or ""
+    elif answer_format == "after_hashes":
+        _, mark, text = text.rpartition("####")
+        # GSM8K sometimes writes 1,000.
+        text = text.strip().replace(",", "") if mark else ""
+    return _without_dollars(text.strip())
+
+
+def last_boxed(text: str) -> str | None:
+    """Return the content of the last complete ``\\boxed{…}`` or ``\\fbox{…}``, or the word after a bare ``\\boxed``."""
+    for match in reversed(list(_BOX.finditer(text))):
+        start = match.end()
+        if text[start : start + 1] != "{":
+            word = re.match(r"[^\s$]+", text[start:])
+            if word:
+                return word.group()
+            continue
+        end = _closing_brace(text, start)
+        if end is not None:
+            return text[start + 1 : end]
+    return None
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth, position = 0, start
+    while position < len(text):
+        if text[position] == "\\":
+            # An escaped brace opens and closes nothing.
+            position += 2
+            continue
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return position
+        position += 1
+    return None
+
+
+def _as_text(value: Any) -> str:
+    """Write numbers as people do, and a list as its members (OlympiadBench keeps answers in lists)."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(_as_text(part) for part in value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _without_dollars(text: str) -> str:
+    inner = text[1:-1]
+    wrapped = len(text) > 2 and text[0] == text[-1] == "$" and "$" not in inner
+    return inner.strip() if wrapped else text

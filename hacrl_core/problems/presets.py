@@ -54,8 +54,10 @@ PRESETS: dict[PresetName, DatasetProblems] = {
     ),
     "olympiadbench": DatasetProblems(
         hub="Hothan/OlympiadBench",
-        subset="OE_TO_maths_en_COMP",  # open-ended, text only, maths, English, competitions
-        split="train",  # the hub dataset has no other
+        # Open-ended, text only, maths, English, competitions.
+        subset="OE_TO_maths_en_COMP",
+        # The hub dataset has no other split.
+        split="train",
         columns=Columns(
             problem="question", answer="final_answer", context="context", id="id", tags={"subject": "subfield"}
         ),
@@ -65,7 +67,7 @@ PRESETS: dict[PresetName, DatasetProblems] = {
 
 
 def resolve_preset(config: PresetProblems) -> DatasetProblems:
-    """The preset as a dataset config, with the changes that the user made to it."""
+    """Return the preset as a dataset config, with the user's changes to it."""
     settings = PRESETS[config.name].model_dump()
     changes = config.model_dump(include={"revision", "prompt", "system"}, exclude_none=True)
     if config.path is not None:

@@ -1,4 +1,4 @@
-"""One question with a checkable answer, whatever its source: a dataset, a benchmark or the built-in task."""
+"""One question with a verifiable answer, whatever its source: a dataset, a benchmark or the built-in task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,20 @@ from typing import TypedDict
 
 
 class Message(TypedDict):
+    """One turn of a conversation."""
+
     role: str
     content: str
 
 
 @dataclass(frozen=True)
 class Problem:
-    problem_id: str  # a function of the content, without "/" (rollout ids are built from it)
+    """A question as messages, with its answer."""
+
+    # A function of the content, without "/": rollout ids are built from it.
+    problem_id: str
     messages: tuple[Message, ...]
     answer: str
     source: str
-    tags: Mapping[str, str] = field(default_factory=dict)  # e.g. kind and level, to break accuracies down by
+    # E.g. kind and level, to break accuracies down by.
+    tags: Mapping[str, str] = field(default_factory=dict)

@@ -13,12 +13,13 @@ from hacrl_core.config.problems import DatasetProblems
 from hacrl_core.errors import ConfigError
 
 Row = dict[str, Any]
-_PATIENCE_SECONDS = 4.0  # for the hub's first answer; the library itself retries for half a minute
+# For the hub's first answer; the library itself retries for half a minute.
+_PATIENCE_SECONDS = 4.0
 _offline_lock = threading.Lock()
 
 
 def read_rows(config: DatasetProblems, columns: Sequence[str]) -> list[Row]:
-    """The named columns of every row, in the dataset's order."""
+    """Return the named columns of every row, in the dataset's order."""
     rows = _hub_rows(config, columns) if config.path is None else _local_rows(config.path, columns)
     if not rows:
         raise ConfigError(f"dataset {config.path or config.hub}: no rows; give a file or split that has some")
@@ -26,7 +27,7 @@ def read_rows(config: DatasetProblems, columns: Sequence[str]) -> list[Row]:
 
 
 def _local_rows(pattern: Path, columns: Sequence[str]) -> list[Row]:
-    """Files are read as they are: no cache to go stale, no guessing of types (a CSV cell '007' stays '007')."""
+    """Read files as they are: no cache to go stale, no guessing of types (a CSV cell '007' stays '007')."""
     paths = (
         sorted(Path(name) for name in glob.glob(str(pattern.expanduser())))
         if "*" in str(pattern)
@@ -80,7 +81,8 @@ def _need_columns(dataset: object, wanted: Sequence[str], present: Sequence[str]
     missing = [name for name in wanted if name not in present]
     if missing:
         raise ConfigError(
-            f"dataset {dataset}: no column {', '.join(missing)}; it has {', '.join(present) or 'none'}: set columns accordingly"
+            f"dataset {dataset}: no column {', '.join(missing)}; it has {', '.join(present) or 'none'}: "
+            "set columns accordingly"
         )
 
 
@@ -102,7 +104,8 @@ def _hub_rows(config: DatasetProblems, columns: Sequence[str]) -> list[Row]:
 def _hub_line(name: str, config: DatasetProblems, offline: bool, problem: Exception) -> str:
     if not offline:
         return f"dataset {name}: the hub says: {_one_line(problem)}"
-    if isinstance(problem, ValueError):  # the dataset is in the cache, this part of it is not
+    # The dataset is in the cache, but not this part of it.
+    if isinstance(problem, ValueError):
         return f"dataset {name}: not in the local cache ({_one_line(problem)}) and the hub cannot be reached"
     return (
         f"dataset {name}: not in the local cache and the hub cannot be reached (offline); "
@@ -111,19 +114,19 @@ def _hub_line(name: str, config: DatasetProblems, offline: bool, problem: Except
 
 
 def _need_revision(name: str, config: DatasetProblems, offline: bool, files: Sequence[str]) -> None:
-    """Offline, the library takes the newest cached version and ignores the revision; a commit that was asked for is checked."""
+    """Check that a wanted commit was read: offline, the library ignores it and takes the newest cached version."""
     wanted = config.revision or ""
     is_commit = len(wanted) == 40 and all(letter in "0123456789abcdef" for letter in wanted)
     if offline and is_commit and not all(wanted in file for file in files):
         raise ConfigError(
-            f"dataset {name}: revision {wanted} is not in the local cache, another one is, and the hub cannot be reached; "
-            "fetch it once with network access, or drop revision to use what is there"
+            f"dataset {name}: revision {wanted} is not in the local cache, another one is, and the hub cannot be "
+            "reached; fetch it once with network access, or drop revision to use what is there"
         )
 
 
 @contextmanager
 def cache_only_without_network() -> Iterator[bool]:
-    """Yield whether the hub is out of reach; if so, the libraries look only at their cache, instead of retrying for long."""
+    """Yield whether the hub cannot be reached; if so, the libraries use their cache instead of retrying for long."""
     import datasets
     from huggingface_hub import constants
 
@@ -139,7 +142,7 @@ def cache_only_without_network() -> Iterator[bool]:
 
 
 def _hub_answers(endpoint: str) -> bool:
-    """Any HTTP answer counts. In a thread, because looking a name up obeys no time-out."""
+    """Return whether the hub gives any HTTP answer; asked in a thread because a name lookup obeys no time-out."""
     from huggingface_hub import get_session
 
     answered = threading.Event()

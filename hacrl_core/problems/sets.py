@@ -16,35 +16,39 @@ from hacrl_core.seeding import derive_rng
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Problems as they were read; ``content_digest`` belongs into the identity of whatever uses them."""
+    """Problems as they were read; ``content_digest`` is part of the identity of whatever uses them."""
 
     problems: tuple[Problem, ...]
     content_digest: str
-    left_out: Mapping[str, int] = field(default_factory=dict)  # rows not used, by reason
-    generator: ArithmeticConfig | None = None  # problems are made anew for every iteration instead
+    # Rows not used, by reason.
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    # Where given, problems are made anew for every iteration.
+    generator: ArithmeticConfig | None = None
 
     def for_iteration(self, seed: int, iteration: int, count: int) -> list[Problem]:
+        """Return the problems of one iteration."""
         return problems_for_iteration(self, seed, iteration, count)
 
 
 def problem_order(seed: int, epoch: int, n: int) -> list[int]:
-    """The order of one epoch: a permutation that depends on nothing but the arguments."""
+    """Return the order of one epoch: a permutation that depends on the arguments alone."""
     return [int(index) for index in derive_rng(seed, "problems", epoch).permutation(n)]
 
 
 def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, count: int) -> list[Problem]:
-    """The ``count`` problems of an iteration (counted from 0), no two alike.
+    """Return the ``count`` problems of an iteration (counted from 0), no two alike.
 
-    A pure function of its arguments: a campaign that resumes at iteration 7 reads what it would have read. An epoch has as
-    many iterations as are full; what remains of its order is left out (other problems in every epoch), because an iteration
-    across two epochs could ask one problem twice.
+    A pure function of its arguments: a campaign that resumes at iteration 7 reads what it would have read. An epoch has
+    as many iterations as are full; what remains of its order is left out (other problems in every epoch), because an
+    iteration across two epochs could ask one problem twice.
     """
     if problem_set.generator is not None:
         return training_problems(seed, iteration, count, problem_set.generator)
     n = len(problem_set.problems)
     if not 0 < count <= n:
         raise ConfigError(
-            f"problems: {count} per iteration are wanted, the set has {n} after filters; lower prompts_per_iteration or relax the filters"
+            f"problems: {count} per iteration are wanted, the set has {n} after filters; "
+            "lower prompts_per_iteration or relax the filters"
         )
     epoch, position = divmod(iteration, n // count)
     order = problem_order(seed, epoch, n)
@@ -53,8 +57,10 @@ def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, c
 
 @dataclass(frozen=True)
 class WithinLength:
+    """The problems whose prompts fit, and how many each agent's limit leaves out."""
+
     problems: tuple[Problem, ...]
-    too_long: Mapping[str, int]  # problems that each agent's limit would leave out
+    too_long: Mapping[str, int]
 
 
 def within_length(
@@ -62,9 +68,9 @@ def within_length(
     renderers: Mapping[str, Callable[[Sequence[Message]], Sequence[int]]],
     max_prompt_tokens: int,
 ) -> WithinLength:
-    """Problems whose prompt fits ``max_prompt_tokens`` for every agent: all agents must be able to answer the same prompts.
+    """Keep the problems whose prompt fits ``max_prompt_tokens`` for every agent: all agents answer the same prompts.
 
-    ``renderers``: agent to its ``render_prompt`` with tokenizer, template and options filled in.
+    ``renderers`` maps an agent to its ``render_prompt`` with tokenizer, template and options filled in.
     """
     lengths_NP = np.array(
         [[len(render(p.messages)) for p in problems] for render in renderers.values()], dtype=np.int64
@@ -74,13 +80,14 @@ def within_length(
     if problems and not kept:
         shortest = dict(zip(renderers, lengths_NP.min(axis=1).tolist(), strict=True))
         raise ConfigError(
-            f"problems: no prompt has at most {max_prompt_tokens} tokens (shortest by agent: {shortest}); raise the limit"
+            f"problems: no prompt has at most {max_prompt_tokens} tokens (shortest by agent: {shortest}); "
+            "raise the limit"
         )
     return WithinLength(kept, {agent: int((~fits).sum()) for agent, fits in zip(renderers, fits_NP, strict=True)})
 
 
 def content_digest(problems: Sequence[Problem]) -> str:
-    """sha256 over everything that a stage could read from the problems, in order."""
+    """Return the sha256 of everything that a stage could read from the problems, in order."""
     digest = hashlib.sha256()
     for p in problems:
         parts = [

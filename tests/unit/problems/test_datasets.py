@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from hacrl_core.config.problems import ArithmeticProblems, DatasetProblems, PresetProblems, ProblemsConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems import PRESETS, load_problems
-from hacrl_core.problems.answers import extract_answer, last_boxed
+from hacrl_core.problems.datasets import extract_answer, last_boxed
 from hacrl_core.problems.presets import resolve_preset
 
 ROWS = [
