@@ -95,9 +95,9 @@ def build_calls(path: Path, overrides: list[str]) -> dict[str, Call]:
     THE ADAPTER: the only code here that knows how the project builds calls and keys. Whoever changes how calls are
     built changes this function and nothing else in this file.
     """
-    import flows.calls
+    import flows.stage_calls
     from flows.campaign import run_campaign
-    from flows.replay import Done, bind
+    from flows.run.replay import Done, bind
     from hacrl_core.artifacts import ArtifactRef
     from hacrl_core.artifacts.sources import PACKAGE, source_digest
     from hacrl_core.config.campaign import CampaignConfig
@@ -139,10 +139,10 @@ def build_calls(path: Path, overrides: list[str]) -> dict[str, Call]:
 
     config = load_config(path, CampaignConfig, overrides)
     with (
-        mock.patch.object(flows.calls, "load_problems", problems),
-        mock.patch.object(flows.calls, "source_digest", source),
+        mock.patch.object(flows.stage_calls, "load_problems", problems),
+        mock.patch.object(flows.stage_calls, "source_digest", source),
     ):
-        calls = flows.calls.Calls(config, problems(config.problems).content_digest)
+        calls = flows.stage_calls.Calls(config, problems(config.problems).content_digest)
         run_campaign(config, calls, Recorder())
     return found
 
