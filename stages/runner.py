@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
-from hacrl_core.artifacts.locks import sweep_locks
+from hacrl_core.artifacts.locks import remove_stale_locks
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
@@ -94,13 +94,13 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     return Outcome(ref, False, time.perf_counter() - clock, result.metrics)
 
 
-def sweep(store: Store) -> None:
+def remove_leftovers(store: Store) -> None:
     """Remove what processes that were killed left behind: staging folders, lock files, shards of what is published by now."""
-    store.sweep_staging()
+    store.remove_stale_staging()
     for left in (store.root / "partial").glob("*"):
         if next((store.root / "objects").glob(f"*/{left.name}/{MANIFEST}"), None) is not None:
             shutil.rmtree(left, ignore_errors=True)
-    sweep_locks(store.root / "locks")
+    remove_stale_locks(store.root / "locks")
 
 
 def _check_metrics(call: StageCall, metrics: Metrics) -> None:

@@ -50,7 +50,7 @@ def up(
     home: HomeOption = None,
 ) -> None:
     """Start Prefect's and MLflow's servers and a worker, and wait until they answer. What runs already stays."""
-    from flows.servers import control
+    from flows.servers import up as servers
     from flows.servers.postgres import POSTGRES, check_address
     from flows.servers.settings import Wanted, name_of
 
@@ -60,7 +60,7 @@ def up(
     else:
         os.environ.pop(POSTGRES, None)
     wanted = Wanted(host, prefect_port, mlflow_port, name or name_of(host), limit)
-    control.up(Console(), Home.find(home), wanted, foreground=foreground)
+    servers.up(Console(), Home.find(home), wanted, foreground=foreground)
 
 
 @app.command()
@@ -72,18 +72,18 @@ def down(
     home: HomeOption = None,
 ) -> None:
     """End the servers that `hacrl up` started. A scheduled campaign that runs is stopped; its next run goes on where it was."""
-    from flows.servers import control
+    from flows.servers import up as servers
 
-    control.down(Console(), Home.find(home), force=force)
+    servers.down(Console(), Home.find(home), force=force)
 
 
 @app.command()
 @one_line_errors
 def ps(home: HomeOption = None) -> None:
     """Show the servers: addresses, processes, memory, whether they answer. Exit code 1 where one does not."""
-    from flows.servers import control
+    from flows.servers import up as servers
 
-    raise typer.Exit(0 if control.show(Console(), Home.find(home)) else 1)
+    raise typer.Exit(0 if servers.show(Console(), Home.find(home)) else 1)
 
 
 @app.command()

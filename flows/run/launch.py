@@ -21,7 +21,7 @@ from flows.views.live import Display
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.problems import load_problems
-from stages.runner import sweep
+from stages.runner import remove_leftovers
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def open_session(config: CampaignConfig, home: Home, console: Console) -> Iterat
     with Record(home.campaign(config.name), config) as record, closing(Logbook(record.folder)) as log:
         display = Display(console, config, log.warn)
         store = Store(home.store, on_problem=display.warn, verified=_verified.setdefault(home.store, set()))
-        sweep(store)
+        remove_leftovers(store)
         yield Session(config, home, store, calls, record, display, log)
 
 

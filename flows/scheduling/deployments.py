@@ -27,7 +27,7 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
         from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
         from prefect.utilities.callables import parameter_schema
 
-        from flows.scheduling.scheduled import ENTRYPOINT, scheduled_campaign
+        from flows.scheduled import ENTRYPOINT, scheduled_campaign
         from flows.servers.pool import ensure_pool
 
         schedules = [_schedule(appointment) for appointment in config.schedule]

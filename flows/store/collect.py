@@ -121,9 +121,9 @@ def carry_out(home: Home, store: Store, candidates: list[Candidate], grace: floa
             shutil.rmtree(one.path, ignore_errors=True)
             freed += one.bytes
     try:
-        store.sweep_staging()
+        store.remove_stale_staging()
     except OSError as problem:
-        if not is_disk_full(problem):  # else there was no room for a lock's file; the next one sweeps
+        if not is_disk_full(problem):  # else there was no room for a lock's file; the next clean-up removes them
             raise
     return freed
 

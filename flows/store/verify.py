@@ -65,7 +65,7 @@ def verify_store(console: Console, home: Home, repair: bool) -> int:
     if repair:
         for finding in damaged:
             _set_aside(home, finding)
-        store.sweep_staging()
+        store.remove_stale_staging()
     if damaged:
         console.print(
             f"set aside in {store.root / 'damaged'}; run the campaigns again to have them computed anew"

@@ -67,7 +67,7 @@ def run_sweep(
         plan, todo = plan_sweep(sweep, home)
         show_plan(console, sweep, plan)
         outcome = Outcome(plan)
-        Store(home.store).sweep_staging()
+        Store(home.store).remove_stale_staging()
         for cell in sweep.cells:
             if cell not in todo:
                 tracker.replay(cell)

@@ -81,7 +81,7 @@ def release(path: Path, handle: int) -> None:
     os.close(handle)
 
 
-def sweep_locks(folder: Path) -> int:
+def remove_stale_locks(folder: Path) -> int:
     """Remove the files of locks whose holders died; returns how many."""
     removed = 0
     for path in folder.glob("*.lock"):

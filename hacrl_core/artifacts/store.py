@@ -186,7 +186,7 @@ class Store:
         self._verified.add(key)
         return ArtifactRef(identity.stage, key, manifest.content_digest, target)
 
-    def sweep_staging(self) -> int:
+    def remove_stale_staging(self) -> int:
         """Remove staging folders whose maker is gone (its lock is free), and what was on its way out; returns how many."""
         removed = 0
         for old in (self.root / "trash").glob("*"):

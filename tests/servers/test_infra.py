@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.scheduling import scheduled
+from flows import scheduled
 from flows.scheduling.deployments import FLOW
 from flows.servers.serve import _parser
 from flows.servers.state import POOL

@@ -135,12 +135,12 @@ def test_a_lost_race_keeps_the_winner(tmp_path):
     assert not late.exists()
 
 
-def test_sweep_removes_what_the_dead_left_and_spares_the_living(tmp_path):
+def test_cleaning_removes_what_the_dead_left_and_spares_the_living(tmp_path):
     store = Store(tmp_path)
     dead = store.stage_folder("k1")
     with store.lock("k2"):
         living = store.stage_folder("k2")
-        assert store.sweep_staging() == 1
+        assert store.remove_stale_staging() == 1
         assert living.exists()
         assert not dead.exists()
 
