@@ -1,4 +1,4 @@
-"""Commands for the servers of a home folder, and for campaigns that run by the clock."""
+"""Commands for the servers of a home folder and for scheduled campaigns."""
 
 import os
 from pathlib import Path
@@ -26,8 +26,8 @@ def up(
             envvar="HACRL_POSTGRES_URL",
             metavar="URL",
             show_envvar=True,
-            help="Keep the servers' state in PostgreSQL: postgresql://user:password@host:5432/hacrl makes and uses the databases "
-            "hacrl_prefect and hacrl_mlflow. Default: sqlite files in the home folder.",
+            help="Keep the servers' state in PostgreSQL: postgresql://user:password@host:5432/hacrl creates and uses the "
+            "databases hacrl_prefect and hacrl_mlflow. Default: sqlite files in the home folder.",
         ),
     ] = None,
     host: Annotated[
@@ -45,33 +45,33 @@ def up(
     limit: Annotated[int, typer.Option(min=1, help="How many scheduled campaigns may run at a time.")] = 4,
     foreground: Annotated[
         bool,
-        typer.Option("--foreground", help="Stay in this terminal and end the servers with Ctrl-C; what systemd wants."),
+        typer.Option(
+            "--foreground", help="Stay in this terminal and end the servers with Ctrl-C, as systemd expects it."
+        ),
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Start Prefect's and MLflow's servers and a worker, and wait until they answer. What runs already stays."""
+    """Start Prefect's and MLflow's servers and a worker, and wait until they answer. Servers that already run stay."""
     from flows.servers import up as servers
     from flows.servers.postgres import POSTGRES, check_address
-    from flows.servers.settings import Wanted, name_of
+    from flows.servers.supervisor import ServerOptions, default_name
 
     if postgres:
         check_address(postgres)
         os.environ[POSTGRES] = postgres
     else:
         os.environ.pop(POSTGRES, None)
-    wanted = Wanted(host, prefect_port, mlflow_port, name or name_of(host), limit)
-    servers.up(Console(), Home.find(home), wanted, foreground=foreground)
+    options = ServerOptions(host, prefect_port, mlflow_port, name or default_name(host), limit)
+    servers.up(Console(), Home.find(home), options, foreground=foreground)
 
 
 @app.command()
 @one_line_errors
 def down(
-    force: Annotated[
-        bool, typer.Option("--force", help="Also when a campaign in a terminal uses the servers.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if a campaign in a terminal uses the servers.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """End the servers that `hacrl up` started. A scheduled campaign that runs is stopped; its next run goes on where it was."""
+    """End the servers that `hacrl up` started. A scheduled campaign that runs is stopped; its next run resumes it."""
     from flows.servers import up as servers
 
     servers.down(Console(), Home.find(home), force=force)
@@ -80,7 +80,7 @@ def down(
 @app.command()
 @one_line_errors
 def ps(home: HomeOption = None) -> None:
-    """Show the servers: addresses, processes, memory, whether they answer. Exit code 1 where one does not."""
+    """Show the servers: addresses, processes, memory, and whether they answer. Exit code 1 if one does not."""
     from flows.servers import up as servers
 
     raise typer.Exit(0 if servers.show(Console(), Home.find(home)) else 1)
@@ -90,27 +90,27 @@ def ps(home: HomeOption = None) -> None:
 @one_line_errors
 def deploy(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A campaign's YAML file, best with a schedule.")
+        Path | None, typer.Argument(metavar="CONFIG", help="A campaign's YAML file, usually with a schedule.")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Show what is deployed, when it runs next, how it went last.")
+        bool, typer.Option("--list", help="Show what is deployed, the next run and the last result.")
     ] = False,
     remove: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take a campaign's deployment away; artifacts stay.")
+        str | None, typer.Option(metavar="NAME", help="Remove a campaign's deployment; artifacts stay.")
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Also queue a run right away.")] = False,
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Let a campaign run by the clock (schedule in its config), through the worker that `hacrl up` started."""
-    from flows.scheduling import deployments as deploying
+    """Run a campaign on a schedule (schedule in its config), through the worker that `hacrl up` started."""
+    from flows.scheduling import deployments
 
     console, place = Console(), Home.find(home)
     if (config is not None) + list_ + (remove is not None) != 1:
         raise ConfigError("hacrl deploy: give one of CONFIG, --list, --remove NAME")
     if list_:
-        deploying.show(console, place)
+        deployments.show(console, place)
     elif remove is not None:
-        deploying.remove(console, remove, place)
+        deployments.remove(console, remove, place)
     elif config is not None:
-        deploying.deploy(console, load_config(config, CampaignConfig, set_ or ()), place, now=now)
+        deployments.deploy(console, load_config(config, CampaignConfig, set_ or ()), place, now=now)

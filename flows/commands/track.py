@@ -1,4 +1,4 @@
-"""Commands about MLflow."""
+"""Commands for MLflow."""
 
 from typing import Annotated
 
@@ -14,10 +14,10 @@ app = typer.Typer(no_args_is_help=True, help="MLflow: bring it up to date with w
 @app.command("sync")
 @one_line_errors
 def sync(
-    campaign: Annotated[str | None, typer.Argument(help="Name of a campaign; all of them unless given.")] = None,
+    campaign: Annotated[str | None, typer.Argument(help="Name of a campaign. Default: all campaigns.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Send MLflow what it missed while it was away. What it has already is not sent twice."""
-    from flows.tracking.sync import sync_campaigns
+    """Send MLflow what it missed while it was away. Nothing is sent twice."""
+    from flows.tracking.feed import sync_campaigns
 
     raise typer.Exit(sync_campaigns(Console(), Home.find(home), campaign))

@@ -23,7 +23,7 @@ from typing import Any
 
 from flows.home import Home
 from flows.run.executors import die_with_parent
-from flows.servers.state import prefect_of
+from flows.servers.state import running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 
 STARTUP_SECONDS = 180
@@ -50,7 +50,7 @@ def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) 
     that can be had. Call it before prefect is imported."""
     _quiet_settings()
     url = configured_url()
-    if url is None and (running := prefect_of(home)):
+    if url is None and (running := running_prefect_url(home)):
         os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
         os.environ["PREFECT_API_URL"] = url = running
     if url is not None:

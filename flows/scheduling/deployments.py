@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flows.home import Home
 from flows.scheduling.api import _quiet_settings
-from flows.servers.state import POOL, prefect_of
+from flows.servers.state import POOL, running_prefect_url
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -28,7 +28,7 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
         from prefect.utilities.callables import parameter_schema
 
         from flows.scheduled import ENTRYPOINT, scheduled_campaign
-        from flows.servers.pool import ensure_pool
+        from flows.servers.serve import ensure_pool
 
         schedules = [_schedule(appointment) for appointment in config.schedule]
         ensure_pool(POOL)
@@ -133,7 +133,7 @@ def _client(home: Home) -> Iterator["SyncPrefectClient"]:
     _quiet_settings()
     os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
     if "PREFECT_API_URL" not in os.environ:
-        running = prefect_of(home)
+        running = running_prefect_url(home)
         if running is None:
             raise ConfigError(f"no servers run in {home.root}; start them with: hacrl up")
         os.environ["PREFECT_API_URL"] = running

@@ -1,1 +1,4 @@
-"""The servers of one home folder: Prefect, MLflow and a worker, started by ``hacrl up`` and kept running by a supervisor."""
+"""The servers of one home folder: Prefect, MLflow and a worker.
+
+``hacrl up`` starts them and a supervisor keeps them running.
+"""

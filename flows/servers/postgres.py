@@ -1,4 +1,4 @@
-"""The PostgreSQL server that ``hacrl up --postgres`` keeps the servers' state in: its address, and the two databases."""
+"""PostgreSQL as the place of the servers' state (``hacrl up --postgres``): its address and the two databases."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -6,9 +6,10 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from hacrl_core.errors import ConfigError
 
 POSTGRES = "HACRL_POSTGRES_URL"
-# libpq takes these from the address. asyncpg, below Prefect, takes them from the environment only.
+# libpq takes these options from the address. asyncpg, which Prefect uses, takes them from the environment only.
 _OPTIONS = {
-    "host": "PGHOST",  # of a socket: postgresql:///hacrl?host=/run/postgresql
+    # The folder of a socket: postgresql:///hacrl?host=/run/postgresql
+    "host": "PGHOST",
     "sslmode": "PGSSLMODE",
     "sslrootcert": "PGSSLROOTCERT",
     "sslcert": "PGSSLCERT",
@@ -25,7 +26,10 @@ _REMEDIES = {
 
 
 def check_address(url: str) -> None:
-    """Refuse what the drivers would read differently; the message never shows what may be part of a password."""
+    """Refuse an address that the drivers would read differently.
+
+    The message never shows what may be part of a password.
+    """
     try:
         parts = urlsplit(url)
         plain = parts.port is None or parts.port > 0
@@ -39,16 +43,18 @@ def check_address(url: str) -> None:
         and not parts.fragment
     ):
         raise ConfigError(
-            "--postgres: not of the form postgresql://user:password@host:5432/hacrl with a name of letters, digits and _; in a "
-            "password write @ as %40, / as %2F, # as %23, % as %25"
+            "--postgres: not of the form postgresql://user:password@host:5432/hacrl with a name of letters, digits and _; "
+            "in a password write @ as %40, / as %2F, # as %23, % as %25"
         )
     if unknown := [key for key, _ in parse_qsl(parts.query) if key not in _OPTIONS]:
         raise ConfigError(f"--postgres: option {unknown[0]} is not known; known are {', '.join(_OPTIONS)}")
 
 
 def database_url(url: str, server: str) -> str:
-    """``postgresql://user@host/hacrl`` → the server's own database, ``hacrl_prefect`` or ``hacrl_mlflow``: each keeps a table of
-    migrations of the same name, so they cannot share one."""
+    """Return the address of a server's own database: ``hacrl`` becomes ``hacrl_prefect`` or ``hacrl_mlflow``.
+
+    Both servers keep a table of migrations of the same name, so they cannot share a database.
+    """
     driver = {"prefect": "postgresql+asyncpg", "mlflow": "postgresql+psycopg2"}[server]
     parts = urlsplit(url)
     query = parts.query if server == "mlflow" else ""
@@ -56,16 +62,18 @@ def database_url(url: str, server: str) -> str:
 
 
 def prefect_environment(url: str) -> dict[str, str]:
-    """Where Prefect finds its database, and how it gets there."""
+    """Return the environment variables by which Prefect finds and opens its database."""
     options = {_OPTIONS[key]: value for key, value in parse_qsl(urlsplit(url).query)}
     return {"PREFECT_API_DATABASE_CONNECTION_URL": database_url(url, "prefect"), **options}
 
 
 def database_name(url: str, server: str) -> str:
+    """Return the name of a server's own database."""
     return f"{urlsplit(url).path.strip('/') or 'hacrl'}_{server}"
 
 
 def without_password(url: str) -> str:
+    """Return the address as it may be shown and stored."""
     parts = urlsplit(url)
     user = f"{parts.username}@" if parts.username else ""
     port = f":{parts.port}" if parts.port else ""
@@ -73,7 +81,7 @@ def without_password(url: str) -> str:
 
 
 def ensure_databases(url: str) -> None:
-    """Make the two databases where they are missing; one line where PostgreSQL cannot be reached."""
+    """Create the two databases where they are missing; raise a one-line error where PostgreSQL cannot be reached."""
     try:
         import psycopg2
     except ImportError:
@@ -95,15 +103,15 @@ def ensure_databases(url: str) -> None:
                     cursor.execute(f'create database "{name}"')
     except psycopg2.Error as problem:
         raise ConfigError(
-            f"--postgres {without_password(url)}: {str(problem).strip().splitlines()[0]}; let its user create databases, or create "
-            f"{database_name(url, 'prefect')} and {database_name(url, 'mlflow')} yourself"
+            f"--postgres {without_password(url)}: {str(problem).strip().splitlines()[0]}; let its user create databases, "
+            f"or create {database_name(url, 'prefect')} and {database_name(url, 'mlflow')} yourself"
         ) from None
     finally:
         connection.close()
 
 
 def _reason(problem: Exception) -> str:
-    """The driver's first line without the address, which is said already, and what to do about it."""
+    """The driver's first line without the address, which the message already names, and a remedy."""
     first = re.sub(r"^connection to server .*? failed: (FATAL:\s+)?", "", str(problem).strip().splitlines()[0])
     remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in str(problem)), None)
     return f"{first}; {remedy}" if remedy else first

@@ -1,25 +1,29 @@
-"""Processes by what cannot be mistaken: a process id counts only with its start time, and everything that ``hacrl up`` started, down to
-the last grandchild, carries a token in its environment. So ending is exact: never a stranger who got an old number, never an orphan.
+"""Processes that cannot be mistaken for others.
 
-Reads Linux' /proc; a few lines do what is needed, and the supervisor stays small.
+A process id counts only with its start time, and every process that ``hacrl up`` started, down to the last grandchild,
+carries a token in its environment. So ``hacrl down`` never signals a process that reused an old id, and leaves no orphan.
 """
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 TOKEN = "HACRL_SERVERS_TOKEN"
-_PROC = Path("/proc")
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, for good: its number, when it began (clock ticks since boot) and which boot that was."""
+    """A process by its id, its start time (clock ticks since boot) and the boot that it belongs to.
+
+    Unlike the time of day, ticks since boot do not change when the clock is adjusted.
+    """
 
     pid: int
     began: int
@@ -27,102 +31,94 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """Raises ProcessLookupError where there is none."""
-        fields = _stat(pid)
-        if fields is None:
-            raise ProcessLookupError(pid)
-        return cls(pid, int(fields[19]), boot_id())
+        """Return the process that has this id now; raise ProcessLookupError where there is none."""
+        try:
+            return cls(pid, _start_ticks(psutil.Process(pid)), _boot_id())
+        except psutil.Error:
+            raise ProcessLookupError(pid) from None
 
     def alive(self) -> bool:
-        fields = _stat(self.pid)
-        return fields is not None and fields[0] != "Z" and int(fields[19]) == self.began and boot_id() == self.boot
+        """Return whether this very process still runs; a zombie does not."""
+        try:
+            current = psutil.Process(self.pid)
+            same = _start_ticks(current) == self.began and current.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+        return same and _boot_id() == self.boot
 
     def uptime(self) -> float:
-        with (_PROC / "uptime").open() as file:
-            return float(file.read().split()[0]) - self.began / _TICKS
+        """Return the seconds since the process started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.began / _TICKS_PER_SECOND
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if the process is alive."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
-def boot_id() -> str:
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
-def carrying(token: str) -> list[Process]:
-    """Every living process of ours whose environment holds the token, ourselves left out."""
-    mark = f"{TOKEN}={token}".encode()
+def processes_with_token(token: str) -> list[Process]:
+    """Return every living process whose environment holds the token, except this one."""
     found = []
-    for pid in _pids():
-        try:
-            environment = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            if pid != os.getpid() and mark in environment:
-                found.append(Process.of(pid))
-        except (OSError, ProcessLookupError):  # gone meanwhile, or somebody else's
-            continue
+    for process in psutil.process_iter():
+        # A process may end meanwhile, or belong to another user.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+                found.append(Process.of(process.pid))
     return [process for process in found if process.alive()]
 
 
-def tree(pid: int) -> list[int]:
-    """The process and all that descend from it."""
-    below: dict[int, list[int]] = {}
-    for each in _pids():
-        if (fields := _stat(each)) is not None:
-            below.setdefault(int(fields[1]), []).append(each)
-    found, open_ = [], [pid]
-    while open_:
-        found.append(open_.pop())
-        open_ += below.get(found[-1], [])
-    return found
+def process_tree(pid: int) -> list[int]:
+    """Return the ids of the process and of all its descendants."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
 
 
-def children(pid: int) -> list[Process]:
-    """The processes that it started itself and that still live."""
-    below = [Process.of(each) for each in _pids() if (fields := _stat(each)) is not None and int(fields[1]) == pid]
-    return [process for process in below if process.alive()]
+def child_processes() -> list[Process]:
+    """Return the processes that this one started and that are still alive."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            found.append(Process.of(child.pid))
+    return [process for process in found if process.alive()]
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Bytes of RAM, shared pages counted in proportion (PSS)."""
+    """Return the bytes of RAM that the processes use; shared pages count in proportion (PSS)."""
     total = 0
     for pid in pids:
-        try:
-            lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        with contextlib.suppress(psutil.Error):
+            total += int(psutil.Process(pid).memory_full_info().pss)
     return total
 
 
-def end(processes: Iterable[Process], patience: float) -> list[Process]:
-    """Ask each to end, wait, then make it; returns those that had to be killed."""
+def terminate(processes: Iterable[Process], patience: float) -> list[Process]:
+    """Ask each process to end, wait ``patience`` seconds, then kill the rest. Return those that had to be killed."""
     left = [process for process in processes if process.alive()]
     for process in left:
         process.signal(signal.SIGTERM)
-    left = wait(left, patience)
+    left = wait_for_exit(left, patience)
     for process in left:
         process.signal(signal.SIGKILL)
-    wait(left, 5)
+    wait_for_exit(left, 5)
     return left
 
 
-def wait(processes: list[Process], seconds: float) -> list[Process]:
-    """For their end; returns those that still live."""
+def wait_for_exit(processes: list[Process], seconds: float) -> list[Process]:
+    """Wait until the processes have ended; return those that are still alive after ``seconds``."""
     deadline = time.monotonic() + seconds
     while (left := [process for process in processes if process.alive()]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 
 
-def _pids() -> Iterator[int]:
-    return (int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit())
+def _start_ticks(process: psutil.Process) -> int:
+    """psutil adds the time of boot to the kernel's clock ticks; this takes it off again."""
+    return round((process.create_time() - psutil.boot_time()) * _TICKS_PER_SECOND)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/pid/stat from the state on (man proc's number minus 3); the name before them may hold anything."""
-    try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+def _boot_id() -> str:
+    """The kernel's name for this boot; psutil does not offer it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,65 +1,85 @@
-"""What ``hacrl up`` left in the home folder: which servers run, where they answer, who started them."""
+"""The servers that ``hacrl up`` started in a home folder: their processes, their addresses, and whether they answer."""
 
 import json
 import os
+import time
+import urllib.error
+import urllib.request
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flows.home import Home
+from flows.servers.access import basic_authorization, client_environment, find_credentials
 from flows.servers.processes import Process
 
 NAMES = ("prefect", "mlflow", "worker")
 POOL = "hacrl"
+# The server answers, and wants credentials that this shell does not have.
+_UNAUTHORIZED = "401"
+# The worker sends a heartbeat every ten seconds.
+_HEARTBEAT_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class Server:
+    """One server's process, and how often the supervisor restarted it."""
+
     process: Process
     restarts: int = 0
 
 
 @dataclass(frozen=True)
 class State:
-    """The servers of one ``up``. No secret is in it."""
+    """The servers of one ``hacrl up``. It holds no secret."""
 
     token: str
     supervisor: Process
     host: str
     prefect_port: int
     mlflow_port: int
-    database: str  # where both keep their state: "sqlite", or PostgreSQL's address without the password
+    # Where both servers keep their state: "sqlite", or PostgreSQL's address without the password.
+    database: str
     servers: dict[str, Server] = field(default_factory=dict)
 
     def alive(self, name: str) -> bool:
+        """Return whether the server's process is alive."""
         return name in self.servers and self.servers[name].process.alive()
 
     def with_server(self, name: str, server: Server) -> "State":
+        """Return a copy in which this server is entered."""
         return replace(self, servers={**self.servers, name: server})
 
     @property
     def prefect_url(self) -> str:
-        return f"http://{reachable(self.host)}:{self.prefect_port}"
+        """Prefect's address for clients on this machine."""
+        return f"http://{client_host(self.host)}:{self.prefect_port}"
 
     @property
     def mlflow_url(self) -> str:
-        return f"http://{reachable(self.host)}:{self.mlflow_port}"
+        """MLflow's address for clients on this machine."""
+        return f"http://{client_host(self.host)}:{self.mlflow_port}"
 
 
-def reachable(host: str) -> str:
-    """Where a client on this machine finds a server that listens on ``host``."""
+def client_host(host: str) -> str:
+    """Return the host by which a client on this machine reaches a server that listens on ``host``."""
     plain = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{plain}]" if ":" in plain else plain
 
 
 def state_file(home: Home) -> Path:
+    """Return the file in the home folder that holds the state."""
     return home.root / "servers.json"
 
 
 def log_file(home: Home, name: str) -> Path:
+    """Return the log file of a server, or of the supervisor (``servers``)."""
     return home.root / "logs" / f"{name}.log"
 
 
 def write_state(home: Home, state: State) -> None:
+    """Replace the state file at once, readable by its owner only."""
     home.root.mkdir(parents=True, exist_ok=True)
     draft = state_file(home).with_suffix(".draft")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -68,7 +88,10 @@ def write_state(home: Home, state: State) -> None:
 
 
 def read_state(home: Home) -> State | None:
-    """The last ``up``'s servers, whether or not they still run; None where there never was one, or the file is no state."""
+    """Return the state that the last ``hacrl up`` wrote, whether or not its servers still run.
+
+    None where there is no state file or it cannot be read.
+    """
     try:
         raw = json.loads(state_file(home).read_text())
         servers = {n: Server(Process(**s["process"]), s["restarts"]) for n, s in raw.pop("servers").items()}
@@ -77,26 +100,73 @@ def read_state(home: Home) -> State | None:
         return None
 
 
-def prefect_of(home: Home) -> str | None:
-    """The API of this home's Prefect server where it runs. What the client needs to enter is put into the environment."""
+def running_prefect_url(home: Home) -> str | None:
+    """Return the API address of this home's Prefect server, or None where it does not run.
+
+    The credentials that Prefect's client needs are put into the environment.
+    """
     state = read_state(home)
     if state is None or not state.alive("prefect"):
         return None
-    _enter(home)
+    _export_credentials(home)
     return f"{state.prefect_url}/api"
 
 
-def mlflow_of(home: Home) -> str | None:
-    """This home's MLflow server where it runs; clients use it instead of the database below it."""
+def running_mlflow_url(home: Home) -> str | None:
+    """Return the address of this home's MLflow server, or None where it does not run.
+
+    Clients use the server instead of its database. Their credentials are put into the environment.
+    """
     state = read_state(home)
     if state is None or not state.alive("mlflow"):
         return None
-    _enter(home)
+    _export_credentials(home)
     return state.mlflow_url
 
 
-def _enter(home: Home) -> None:
-    from flows.servers.credentials import client_environment, find_credentials
-
+def _export_credentials(home: Home) -> None:
     for name, value in client_environment(find_credentials(home)).items():
         os.environ.setdefault(name, value)
+
+
+def answers(state: State, server: str, home: Home) -> bool:
+    """Return whether the server's process lives and does its work; without its database a server does not."""
+    if not state.alive(server):
+        return False
+    if server == "prefect":
+        return _get(f"{state.prefect_url}/api/ready") is not None
+    if server == "mlflow":
+        address = f"{state.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+        return _get(address, find_credentials(home)) is not None
+    return _worker_polls(state, home)
+
+
+def _worker_polls(state: State, home: Home) -> bool:
+    """Prefect knows when it last heard from the worker."""
+    body = _get(f"{state.prefect_url}/api/work_pools/{POOL}/workers/filter", find_credentials(home), data=b"{}")
+    if body == _UNAUTHORIZED:
+        # Without credentials nothing more can be learned than that the process is alive.
+        return True
+    try:
+        workers: list[dict[str, Any]] = json.loads(body or "[]")
+        beats = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
+    except (ValueError, KeyError, TypeError):
+        return False
+    began = time.time() - state.servers["worker"].process.uptime()
+    newest = max((beat.astimezone(UTC).timestamp() for beat in beats), default=0.0)
+    return newest > began - 1 and time.time() - newest < _HEARTBEAT_SECONDS
+
+
+def _get(url: str, credentials: str | None = None, data: bytes | None = None) -> str | None:
+    """Return the body of the answer, or None where the server does not answer or reports an error."""
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    if credentials:
+        request.add_header("Authorization", basic_authorization(credentials).decode())
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=3) as answer:
+            text: str = answer.read().decode()
+            return text
+    except urllib.error.HTTPError as problem:
+        return _UNAUTHORIZED if problem.code == 401 else None
+    except (urllib.error.URLError, OSError, ValueError):
+        return None

@@ -1,1 +1,1 @@
-"""MLflow: a projection of the manifests."""
+"""MLflow, as a projection of the manifests: everything that it shows can be sent again from them."""

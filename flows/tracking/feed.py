@@ -1,7 +1,7 @@
-"""Feeds a projection from a thread of its own, so that training never waits for MLflow.
+"""Feeds MLflow while a campaign runs, from its own thread, so that training never waits for MLflow.
 
-A server that is away, dies or hangs costs one warning. What could not be sent is kept and tried again now and then; what is still missing at
-the end, the next run or ``hacrl track sync`` brings: every call may be repeated without harm.
+A server that is away, dies or hangs costs one warning. What could not be sent is kept and retried. What is still missing
+at the end is sent by the next run or by ``hacrl track sync``: every call may be repeated without harm.
 """
 
 import queue
@@ -11,21 +11,27 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from hacrl_core.errors import HacrlError
+from rich.console import Console
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from flows.record.record import Entry
-    from flows.tracking.projection import Projection
+from flows.home import Home
+from flows.record.history import read_history
+from flows.record.record import Entry, is_running, read_campaign
+from flows.tracking.projection import Projection, quiet_environment, tracking_uri
+from flows.views.rollouts import campaign_folders
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import ConfigError, HacrlError
 
-PROBE_SECONDS = 3.0  # a server that takes longer for an empty page is not there
-STOP_SECONDS = 5.0  # what a stopped campaign waits at most
-FIRST_RETRY, LONGEST_RETRY = 15.0, 300.0
+# A server that takes longer for an empty page is considered away.
+PROBE_SECONDS = 3.0
+# A stopped campaign waits no longer than this.
+STOP_SECONDS = 5.0
+FIRST_RETRY_SECONDS = 15.0
+MAX_RETRY_SECONDS = 300.0
 
-_warned: set[str] = (
-    set()
-)  # servers that this process has complained about: one warning each, however many trackers it opens
+# Servers that this process has warned about: one warning each, however many trackers it opens.
+_warned: set[str] = set()
 
 
 class ServerAway(HacrlError):
@@ -33,7 +39,7 @@ class ServerAway(HacrlError):
 
 
 def probe(url: str, seconds: float | None = None) -> None:
-    """Any answer of an HTTP server will do, an error page too; silence raises."""
+    """Raise ServerAway unless an HTTP server answers. Any answer will do, even an error page."""
     seconds = PROBE_SECONDS if seconds is None else seconds
     if not url.startswith(("http://", "https://")):
         return
@@ -49,32 +55,41 @@ def probe(url: str, seconds: float | None = None) -> None:
 
 
 class Tracker:
+    """Sends a campaign's entries to its projection from a thread, and keeps what could not be sent."""
+
     def __init__(
-        self, open_projection: Callable[[], "Projection"], warn: Callable[[str], None], patience: float, uri: str = ""
+        self, open_projection: Callable[[], Projection], warn: Callable[[str], None], patience: float, uri: str = ""
     ) -> None:
         """``patience``: how long the end of a campaign waits for a server that does answer."""
-        self._open, self._warn, self._patience, self._uri = open_projection, warn, patience, uri
-        self._queue: queue.Queue[Callable[[Projection], None] | None] = queue.Queue()
-        self._pending: deque[Callable[[Projection], None]] = deque()
+        self._open = open_projection
+        self._warn = warn
+        self._patience = patience
+        self._uri = uri
+        self._queue: queue.Queue[Callable[[Projection], object] | None] = queue.Queue()
+        self._pending: deque[Callable[[Projection], object]] = deque()
         self._status = "KILLED"
-        self._pause = FIRST_RETRY
+        self._pause = FIRST_RETRY_SECONDS
         self.projection: Projection | None = None
-        self.problem: str | None = None  # what keeps MLflow from being up to date just now
+        # Why MLflow is not up to date just now.
+        self.problem: str | None = None
         self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
         self._thread.start()
 
-    def log(self, entries: "list[Entry]") -> None:
+    def log(self, entries: list[Entry]) -> None:
+        """Send the metrics of these entries."""
         if entries:
             self._queue.put(lambda projection: projection.log(entries))
 
-    def mark_complete(self, entries: "list[Entry]") -> None:
+    def mark_complete(self, entries: list[Entry]) -> None:
+        """Note on the campaign's run that MLflow has all of these entries."""
         self._queue.put(lambda projection: projection.mark_complete(entries))
 
-    def replay(self, entries: "list[Entry]") -> None:
+    def replay(self, entries: list[Entry]) -> None:
+        """Send everything again, unless MLflow has it."""
         self._queue.put(lambda projection: projection.replay(entries))
 
     def close(self, status: str) -> None:
-        """Let what is on its way arrive, then end the runs; a server that is away is not waited for."""
+        """Send what is pending, then end the runs; do not wait for a server that is away."""
         self._status = status
         self._queue.put(None)
         self._thread.join(self._patience if status == "FINISHED" else min(self._patience, STOP_SECONDS))
@@ -82,7 +97,8 @@ class Tracker:
             self._fail("slow to answer")
 
     def _serve(self) -> None:
-        retry_at = self._try(time.monotonic())  # the runs appear in MLflow as soon as the campaign runs
+        # The runs appear in MLflow as soon as the campaign runs.
+        retry_at = self._try(time.monotonic())
         ending = False
         while not ending:
             wait = max(0.0, retry_at - time.monotonic()) if self._pending else None
@@ -100,7 +116,7 @@ class Tracker:
             self._try(retry_at)
 
     def _try(self, retry_at: float) -> float:
-        """Send what is pending; returns when to try again."""
+        """Send what is pending; return when to try again."""
         try:
             if self.projection is None:
                 probe(self._uri)
@@ -110,13 +126,15 @@ class Tracker:
                 self._pending.popleft()
         except Exception as problem:
             self.projection = None
-            self._fail(_first_line(problem))
-            self._pause, pause = min(2 * self._pause, LONGEST_RETRY), self._pause
+            self._fail(first_line(problem))
+            pause = self._pause
+            self._pause = min(2 * self._pause, MAX_RETRY_SECONDS)
             return time.monotonic() + pause
         if self.problem is not None:
             self._warn("MLflow answers again; what it missed is filled in")
             _warned.discard(self._uri)
-        self.problem, self._pause = None, FIRST_RETRY
+        self.problem = None
+        self._pause = FIRST_RETRY_SECONDS
         return retry_at
 
     def _fail(self, problem: str) -> None:
@@ -124,10 +142,51 @@ class Tracker:
         if self._uri not in _warned:
             _warned.add(self._uri)
             self._warn(
-                f"MLflow: {problem}; training goes on and nothing is lost: the end of the run, the same command again, or "
-                "hacrl track sync fills MLflow in"
+                f"MLflow: {problem}; training goes on and nothing is lost: the end of the run, the same command again, "
+                "or hacrl track sync fills MLflow in"
             )
 
 
-def _first_line(problem: BaseException) -> str:
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an error's message, at most 200 characters."""
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+
+
+# -- hacrl track sync --------------------------------------------------------------------------------------------------
+
+
+def sync_campaigns(console: Console, home: Home, name: str | None) -> int:
+    """Send MLflow what it missed of one campaign, or of all.
+
+    Return the exit code: 1 if a server did not answer or a campaign could not be read.
+    """
+    quiet_environment()
+    failed = False
+    for folder in [home.campaign(name)] if name is not None else campaign_folders(home):
+        try:
+            console.print(_sync(home, folder.name), highlight=False, soft_wrap=True)
+        except (ServerAway, ConfigError) as problem:
+            if name is not None and isinstance(problem, ConfigError):
+                raise
+            failed = True
+            console.print(Text(f"! {folder.name}: {problem}", style="yellow"), soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _sync(home: Home, name: str) -> str:
+    folder = home.campaign(name)
+    config = read_campaign(folder)
+    store = Store(home.store)
+    if not config.tracking.enabled:
+        return f"{name}: tracking is off in its config; nothing to do"
+    history = read_history(store, folder)
+    uri = tracking_uri(config, home)
+    probe(uri)
+    try:
+        projection = Projection(config, store, uri, home)
+        sent = projection.replay([happened.entry for happened in history.happened])
+        if not is_running(folder):
+            projection.finish("FINISHED" if history.complete else "KILLED")
+    except Exception as problem:
+        raise ServerAway(f"MLflow at {uri}: {first_line(problem)}; try again when it answers") from problem
+    return f"{name}: {'brought up to date' if sent else 'was up to date'}, {history.done} iterations at {uri}"

@@ -1,7 +1,8 @@
 """MLflow as a projection of the manifests: what a stage measured is in its manifest, and this replays it.
 
-Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. ``flows/tracking/feed.py`` does it in a thread of
-its own, so that a slow or dead server never holds up training; what it missed, the next replay brings.
+Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges it with the one it has. The tracker in
+``feed.py`` does it from a thread, so that a slow or dead server never holds up training. The next replay sends what a
+server missed.
 """
 
 import os
@@ -12,8 +13,7 @@ from typing import Any
 from flows.home import Home
 from flows.record.history import History
 from flows.record.record import Entry, read_entries
-from flows.servers.state import mlflow_of
-from flows.tracking.database import ensure_database
+from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import exclusive
@@ -22,13 +22,18 @@ from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.errors import ArtifactError
 
-_BATCH = 1000  # MLflow's limit of metrics in one call
-_SHOWN = 3  # raise it when the projection learns to show more, so that the next replay brings it
+# MLflow's limit of metrics in one call.
+_BATCH = 1000
+# Raise it when the projection shows more than before, so that the next replay sends it.
+_PROJECTION_VERSION = 3
 PARENT = ""
 
 
 def campaign_digest(config: CampaignConfig) -> str:
-    """Tells two campaigns of one name apart. Running for longer, on other devices or with a newcomer is the same campaign."""
+    """Return a digest that tells two campaigns of one name apart.
+
+    A campaign stays the same when it runs for longer, on other devices or with an agent that joins later.
+    """
     whole = config.model_dump(mode="json", include={"seed", "problems", "prompts_per_iteration", "algorithm", "verify"})
     founders = {name: agent for name, agent in config.agents.items() if agent.joins == 0}
     return digest_of(
@@ -36,12 +41,12 @@ def campaign_digest(config: CampaignConfig) -> str:
             **whole,
             "samples": config.group_size,
             "generate": config.generate.identity(),
-            "update": _slim(config.update),
+            "update": _without_speed(config.update),
             "agents": {
                 name: {
                     **agent.model_dump(mode="json", include={"warmstart", "checkpoint", "algorithm", "chat_template"}),
                     **({"generate": config.generation(name).identity()} if agent.generate else {}),
-                    **({"update": _slim(config.training(name))} if agent.update else {}),
+                    **({"update": _without_speed(config.training(name))} if agent.update else {}),
                 }
                 for name, agent in founders.items()
             },
@@ -49,31 +54,34 @@ def campaign_digest(config: CampaignConfig) -> str:
     )[:16]
 
 
-def _slim(update: UpdateConfig) -> dict[str, Any]:
-    """Without what changes the speed only."""
+def _without_speed(update: UpdateConfig) -> dict[str, Any]:
+    """Return the settings without those that change the speed only."""
     return update.model_dump(mode="json", exclude={"token_budget", "max_logits_mb", "gradient_checkpointing"})
 
 
 def content_of(entries: list[Entry]) -> str:
-    """Names all that the projection shows of these entries; a newer way of showing them is another content."""
-    return digest_of([_SHOWN, sorted((entry.label, entry.key) for entry in entries)])
+    """Return a digest of all that the projection shows of these entries."""
+    return digest_of([_PROJECTION_VERSION, sorted((entry.label, entry.key) for entry in entries)])
 
 
 class Projection:
     """The campaign's runs in one MLflow server: a parent, and a child per agent."""
 
     def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home, parent: str | None = None) -> None:
-        """``parent`` is the run above the campaign's own: that of the sweep it is a cell of."""
+        """``parent`` is the run of the sweep that the campaign is a cell of."""
         from mlflow import MlflowClient
 
         from flows.tracking.registry import Registry
 
-        self._config, self._store, self._above = config, store, parent
+        self._config = config
+        self._store = store
+        self._above = parent
         if uri == home.tracking_uri:
             ensure_database(home)
         self._client = MlflowClient(tracking_uri=uri)
         self._digest = campaign_digest(config)
-        with exclusive(home.campaign(config.name) / "tracking.lock"):  # two at once would each make the runs they miss
+        # Two processes at once would each create the runs that they miss.
+        with exclusive(home.campaign(config.name) / "tracking.lock"):
             self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
             self._runs = self._find_runs()
         so_far = History(config, store, read_entries(home.campaign(config.name)))
@@ -81,7 +89,7 @@ class Projection:
         self._gallery = Gallery(self._client, so_far, self._runs)
 
     def log(self, entries: Iterable[Entry]) -> None:
-        """One batched call per run for everything given; then what is shown beside the metrics."""
+        """Send the entries' metrics in one batch per run, then what is shown beside the metrics."""
         entries = list(entries)
         points: dict[str, list[Any]] = defaultdict(list)
         for entry in entries:
@@ -96,7 +104,7 @@ class Projection:
         self._beside(lambda: self._gallery.log(entries))
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Everything again, unless the parent run says that it has exactly this already; whether anything was sent."""
+        """Send everything again, unless the parent run's tag says that MLflow has it. Return whether anything was sent."""
         tags = self._client.get_run(self._runs[PARENT]).data.tags
         if tags.get("hacrl.complete") == content_of(entries):
             return False
@@ -105,21 +113,26 @@ class Projection:
         return True
 
     def mark_complete(self, entries: list[Entry]) -> None:
+        """Send the versions, tables and figures, and tag the parent run as complete."""
         self._beside(self._registry.flush)
         self._beside(self._gallery.finish)
         self._client.set_tag(self._runs[PARENT], "hacrl.complete", content_of(entries))
 
     def _beside(self, show: Callable[[], None]) -> None:
-        """What a server refuses (one without a registry, or that forbids it) must not keep the metrics back; an outage may."""
+        """Show something beside the metrics; a server that refuses it (one without a registry) still gets the metrics.
+
+        An outage is raised, so that it is retried.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
             show()
         except MlflowException as problem:
-            if problem.get_http_status_code() >= 500:
+            if int(problem.get_http_status_code()) >= 500:
                 raise
 
     def finish(self, status: str = "FINISHED") -> None:
+        """End the campaign's runs with this status."""
         for run in self._runs.values():
             self._client.set_terminated(run, status)
 
@@ -129,7 +142,8 @@ class Projection:
         try:
             manifest = self._store.manifest(entry.stage, entry.key)
         except ArtifactError:
-            return  # deleted by hand, or damaged and not computed again yet
+            # Deleted by hand, or damaged and not computed again yet.
+            return
         at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
         step = step if entry.stage == "evaluate" else step + 1
@@ -147,12 +161,13 @@ class Projection:
                     yield run, Metric(clean_name(name), manifest.metrics[headline], at, step)
 
     def _find_runs(self) -> dict[str, str]:
-        """The campaign's runs by agent; those that are missing are made, those that ended are running again."""
+        """Return the campaign's runs by agent; create those that are missing and reopen those that ended."""
         query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
         found = self._client.search_runs([self._experiment], query, max_results=1000)
         runs = {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}
         for run in found:
-            if not run.data.params:  # killed between making the run and saying what it is
+            # A process was killed between creating the run and describing it.
+            if not run.data.params:
                 self._describe(run.info.run_id, run.data.tags["hacrl.agent"])
         for agent in (PARENT, *self._config.agents):
             if agent in runs:
@@ -172,14 +187,39 @@ class Projection:
         return run
 
     def _describe(self, run: str, agent: str) -> None:
-        """The config's file, then the parameters: who finds these knows that both are there."""
+        """Send the config's file, then the parameters: where the parameters are, both are."""
         if not agent:
             self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
         self._client.log_batch(run, params=list(_params(self._config, agent)))
 
 
+def ensure_database(home: Home) -> None:
+    """Create MLflow's database in the home folder, completely or not at all.
+
+    MLflow creates its tables in dozens of steps over several seconds. Killed between two of them, it leaves a database
+    that it cannot open again. So it creates them in a draft, which is renamed when it is complete.
+    """
+    path = home.database
+    if path.exists():
+        return
+    with exclusive(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        for left in path.parent.glob(f"{path.name}.draft*"):
+            left.unlink()
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        draft = path.with_name(f"{path.name}.draft")
+        store: Any = SqlAlchemyStore(f"sqlite:///{draft}", (home.root / "mlartifacts").as_uri())
+        store.engine.dispose()
+        os.replace(draft, path)
+
+
 def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
-    """The experiment's id; made where it does not exist. Without a server MLflow would put files into the current folder."""
+    """Return the experiment's id, and create it where it does not exist.
+
+    Without a server MLflow would put files into the current folder, so they get a place in the home folder.
+    """
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -188,7 +228,8 @@ def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
     files = (home.root / "mlartifacts").as_uri() if uri == home.tracking_uri else None
     try:
         return str(client.create_experiment(name, artifact_location=files, tags=EXPERIMENT_TAGS))
-    except MlflowException:  # somebody else made it just now
+    except MlflowException:
+        # Another process may have created it just now.
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
@@ -196,7 +237,7 @@ def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:
 
 
 def quiet_environment() -> None:
-    """Before mlflow is imported: no telemetry, and a dead server is given up after seconds, not minutes."""
+    """Set MLflow's environment before it is imported: no telemetry, and a dead server is given up after seconds."""
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
@@ -210,13 +251,15 @@ def quiet_environment() -> None:
 
 
 def tracking_uri(config: CampaignConfig, home: Home) -> str:
-    """The config's server, else MLFLOW_TRACKING_URI, else what ``hacrl up`` runs, else a sqlite file in the home folder (the same that
-    ``up``'s server has by default)."""
-    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or mlflow_of(home) or home.tracking_uri
+    """Return where MLflow is: the config's server, MLFLOW_TRACKING_URI, the server of ``hacrl up``, or the home's sqlite file.
+
+    The server of ``hacrl up`` uses the same file by default.
+    """
+    return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or running_mlflow_url(home) or home.tracking_uri
 
 
 def clean_name(name: str) -> str:
-    """MLflow raises on a metric name with other characters than these."""
+    """Return the name with only those characters that MLflow accepts in a metric's name."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
     return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
 

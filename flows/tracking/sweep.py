@@ -1,4 +1,4 @@
-"""A sweep in MLflow: one parent run, below it the runs of every cell, replayed from the manifests when a cell is finished."""
+"""A sweep in MLflow: a parent run, and below it the runs of every cell, replayed from the manifests when it is finished."""
 
 import threading
 import time
@@ -8,46 +8,59 @@ from typing import Any
 
 from flows.home import Home
 from flows.sweep.jobs import Job, finished_entries
-from flows.tracking.database import ensure_database
-from flows.tracking.projection import Projection, clean_name, find_experiment, quiet_environment, tracking_uri
+from flows.tracking.feed import first_line
+from flows.tracking.projection import (
+    Projection,
+    clean_name,
+    ensure_database,
+    find_experiment,
+    quiet_environment,
+    tracking_uri,
+)
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import Cell, Sweep
 
-LAST_WORD_SECONDS = 5.0  # for MLflow, when a sweep is stopped
+# A stopped sweep waits this long for MLflow to note it.
+STOP_SECONDS = 5.0
 
 
 class SweepTracker:
-    """Feeds MLflow from one thread, after the fact: cells never wait for it, and a dead server costs one warning."""
+    """Feeds MLflow from one thread: cells never wait for it, and a dead server costs one warning."""
 
     def __init__(self, sweep: Sweep, home: Home, warn: Callable[[str], None]) -> None:
-        self._sweep, self._home, self._warn = sweep, home, warn
+        self._sweep = sweep
+        self._home = home
+        self._warn = warn
         self._enabled = sweep.cells[0].config.tracking.enabled
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
         self._client: Any = None
         self._run = ""
 
     def replay(self, cell: Cell) -> None:
+        """Send a finished cell's runs."""
         self._later(lambda: self._replay(cell))
 
     def summarise(self, metrics: dict[str, float], files: list[Any]) -> None:
-        """The sweep's own numbers, tables and pictures on its run."""
+        """Send the sweep's own numbers, tables and pictures."""
         self._later(lambda: self._summarise(metrics, files))
 
     def __enter__(self) -> "SweepTracker":
+        """Prepare MLflow's environment."""
         quiet_environment()
         return self
 
-    def __exit__(self, kind: Any, *error: object) -> None:
-        status = "FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """End the sweep's run: finished, killed or failed."""
         if kind is None:
-            self._later(lambda: self._open().set_terminated(self._run, status))
+            self._later(lambda: self._open().set_terminated(self._run, "FINISHED"))
             self._thread.shutdown()
             return
+        status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
             last = threading.Thread(target=self._guarded, args=(lambda: self._close(status),), daemon=True)
             last.start()
-            last.join(LAST_WORD_SECONDS)
+            last.join(STOP_SECONDS)
 
     def _close(self, status: str) -> None:
         self._client.set_terminated(self._run, status)
@@ -63,8 +76,10 @@ class SweepTracker:
             work()
         except Exception as problem:
             self._enabled = False
-            line = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
-            self._warn(f"MLflow: {line}; the sweep goes on and nothing is lost: the same command again fills MLflow in")
+            self._warn(
+                f"MLflow: {first_line(problem)}; the sweep goes on and nothing is lost: the same command again fills "
+                "MLflow in"
+            )
 
     def _replay(self, cell: Cell) -> None:
         entries = finished_entries(Job(cell.config, self._home.campaign(cell.label)), self._home.store)
@@ -80,7 +95,8 @@ class SweepTracker:
         from mlflow.entities import Metric
 
         client = self._open()
-        now = int(time.time() * 1000)  # MLflow shows the newest by time, and of equally new ones the largest
+        # MLflow shows the newest point, and of equally new ones the largest.
+        now = int(time.time() * 1000)
         client.log_batch(
             self._run, metrics=[Metric(clean_name(name), value, now, 0) for name, value in metrics.items()]
         )
@@ -89,7 +105,7 @@ class SweepTracker:
             client.log_artifact(self._run, str(path))
 
     def _open(self) -> Any:
-        """The client, and the sweep's run: found by its name, or made."""
+        """Return the client, and find the sweep's run by its name or create it."""
         if self._client is None:
             from mlflow import MlflowClient
 

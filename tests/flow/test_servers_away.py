@@ -21,9 +21,8 @@ from flows.home import Home
 from flows.record.record import read_entries
 from flows.run.session import run_session
 from flows.scheduling.api import configured_url, prefect_api
-from flows.tracking.feed import ServerAway, Tracker, probe
+from flows.tracking.feed import ServerAway, Tracker, probe, sync_campaigns
 from flows.tracking.projection import quiet_environment
-from flows.tracking.sync import sync_campaigns
 from hacrl_core.artifacts import Store
 from tests.flow.conftest import tiny
 from tests.flow.homes import Here, digests, run_here
@@ -124,7 +123,7 @@ class Moody:
 
 
 def test_what_could_not_be_sent_is_sent_when_the_server_is_back_in_order_and_once(monkeypatch):
-    monkeypatch.setattr(tracker_module, "FIRST_RETRY", 0.2)
+    monkeypatch.setattr(tracker_module, "FIRST_RETRY_SECONDS", 0.2)
     server, told = Moody(), []
     tracker = Tracker(lambda: server, told.append, patience=10)
     tracker.log([1])

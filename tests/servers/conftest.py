@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from flows.home import Home
-from flows.servers.processes import carrying
+from flows.servers.processes import processes_with_token
 from flows.servers.state import read_state
 from tests.flow.conftest import TINY
 
@@ -128,7 +128,7 @@ def servers(tmp_path_factory):
         state = read_state(servers.home)
         with contextlib.suppress(AssertionError):
             servers("down", "--force")
-        left = carrying(state.token) if state else []
+        left = processes_with_token(state.token) if state else []
         assert left == [], "hacrl down left processes behind"
 
 

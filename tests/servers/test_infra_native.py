@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers.processes import TOKEN, carrying
+from flows.servers.processes import TOKEN, processes_with_token
 from tests.servers.compose_file import INFRA, read_compose
 from tests.servers.conftest import DATABASE_PASSWORD, Command, Postgres, fetch, free_port, wait_for
 
@@ -87,7 +87,7 @@ class Stack:
                 except subprocess.TimeoutExpired:
                     self.processes[service].kill()
                     self.processes[service].wait()
-        assert carrying(self.token) == [], "processes were left behind"
+        assert processes_with_token(self.token) == [], "processes were left behind"
 
 
 @pytest.fixture(scope="module")

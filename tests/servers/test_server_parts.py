@@ -11,12 +11,19 @@ import pytest
 
 from flows.home import Home
 from flows.scheduling.slots import slot_names
-from flows.servers.credentials import client_environment, find_credentials, require_credentials
-from flows.servers.guard import BasicAuth
+from flows.servers.access import BasicAuth, client_environment, find_credentials, require_credentials
 from flows.servers.postgres import check_address, database_url, without_password
-from flows.servers.processes import TOKEN, Process, carrying, end, memory, tree
-from flows.servers.settings import Wanted, command, environment
-from flows.servers.state import Server, State, mlflow_of, prefect_of, read_state, state_file, write_state
+from flows.servers.processes import TOKEN, Process, memory, process_tree, processes_with_token, terminate
+from flows.servers.state import (
+    Server,
+    State,
+    read_state,
+    running_mlflow_url,
+    running_prefect_url,
+    state_file,
+    write_state,
+)
+from flows.servers.supervisor import ServerOptions, command, environment
 from hacrl_core.errors import ConfigError
 from tests.flow.conftest import tiny
 
@@ -62,25 +69,25 @@ def test_a_signal_never_reaches_a_stranger_with_an_old_number(start):
     popen = start(SLEEP)
     old = Process.of(popen.pid)
     stranger = Process(old.pid, old.began - 100, old.boot)
-    assert end([stranger], patience=0.1) == []
+    assert terminate([stranger], patience=0.1) == []
     assert popen.poll() is None
 
 
 def test_the_token_finds_grandchildren_in_sessions_of_their_own_and_nobody_else(start):
     popen, bystander = start(PARENT, **{TOKEN: "a-token"}), start(SLEEP, **{TOKEN: "another"})
     grandchild = int(popen.stdout.readline())
-    assert {process.pid for process in carrying("a-token")} == {popen.pid, grandchild}
-    assert set(tree(popen.pid)) == {popen.pid, grandchild}
-    assert memory(tree(popen.pid)) > 2 * 2**20
-    end(carrying("a-token"), patience=5)
-    assert carrying("a-token") == []
+    assert {process.pid for process in processes_with_token("a-token")} == {popen.pid, grandchild}
+    assert set(process_tree(popen.pid)) == {popen.pid, grandchild}
+    assert memory(process_tree(popen.pid)) > 2 * 2**20
+    terminate(processes_with_token("a-token"), patience=5)
+    assert processes_with_token("a-token") == []
     assert bystander.poll() is None
 
 
 def test_who_does_not_listen_is_killed(start):
     popen = start(STUBBORN)
     popen.stdout.readline()
-    assert [process.pid for process in end([Process.of(popen.pid)], patience=0.2)] == [popen.pid]
+    assert [process.pid for process in terminate([Process.of(popen.pid)], patience=0.2)] == [popen.pid]
     assert popen.wait() == -9
 
 
@@ -90,8 +97,8 @@ def test_state_survives_the_file_and_is_private(tmp_path):
     write_state(home, state)
     assert read_state(home) == state
     assert state_file(home).stat().st_mode & 0o077 == 0
-    assert prefect_of(home) == "http://127.0.0.1:4200/api"
-    assert mlflow_of(home) is None  # it does not run
+    assert running_prefect_url(home) == "http://127.0.0.1:4200/api"
+    assert running_mlflow_url(home) is None  # it does not run
     state_file(home).write_text("{}")
     assert read_state(home) is None
 
@@ -102,8 +109,8 @@ def test_servers_of_a_dead_process_are_not_used(tmp_path, start):
     write_state(home, State("t", gone, "127.0.0.1", 1, 2, "sqlite", {"prefect": Server(gone), "mlflow": Server(gone)}))
     popen.kill()
     popen.wait()
-    assert prefect_of(home) is None
-    assert mlflow_of(home) is None
+    assert running_prefect_url(home) is None
+    assert running_mlflow_url(home) is None
 
 
 def test_other_machines_are_let_in_with_credentials_only(tmp_path, monkeypatch):
@@ -138,14 +145,14 @@ def test_databases_are_apart_and_passwords_are_in_no_command_line(tmp_path, monk
     assert without_password(url) == "postgresql://ada@db.lan:5433/team"
     monkeypatch.setenv("HACRL_POSTGRES_URL", url)
     for server in ("prefect", "mlflow", "worker"):
-        assert not any("s3cret" in word for word in command(Wanted(), server))
-    assert environment(Wanted(), "mlflow", Home(tmp_path))["MLFLOW_BACKEND_STORE_URI"].endswith(
+        assert not any("s3cret" in word for word in command(ServerOptions(), server))
+    assert environment(ServerOptions(), "mlflow", Home(tmp_path))["MLFLOW_BACKEND_STORE_URI"].endswith(
         "team_mlflow?sslmode=require"
     )
     assert (
-        environment(Wanted(), "prefect", Home(tmp_path))["PGSSLMODE"] == "require"
+        environment(ServerOptions(), "prefect", Home(tmp_path))["PGSSLMODE"] == "require"
     )  # asyncpg refuses it in the address
-    assert not any("s3cret" in value for value in environment(Wanted(), "worker", Home(tmp_path)).values())
+    assert not any("s3cret" in value for value in environment(ServerOptions(), "worker", Home(tmp_path)).values())
 
 
 @pytest.mark.parametrize(
@@ -177,7 +184,7 @@ def test_addresses_that_all_drivers_understand():
 def test_without_postgres_mlflow_serves_the_file_that_campaigns_write(tmp_path, monkeypatch):
     monkeypatch.delenv("HACRL_POSTGRES_URL", raising=False)
     home = Home(tmp_path)
-    assert environment(Wanted(), "mlflow", home)["MLFLOW_BACKEND_STORE_URI"] == home.tracking_uri
+    assert environment(ServerOptions(), "mlflow", home)["MLFLOW_BACKEND_STORE_URI"] == home.tracking_uri
 
 
 @pytest.mark.parametrize(

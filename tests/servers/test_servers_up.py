@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers.processes import carrying, memory, tree
+from flows.servers.processes import memory, process_tree, processes_with_token
 from flows.servers.state import log_file, read_state
 from tests.servers.conftest import fetch, free_port, wait_for
 
@@ -72,7 +72,7 @@ def test_up_waits_for_three_answers_and_says_where(servers, killed_holder):
     assert text.count("answers") == 3
     print(f"\nstart-up {servers.seconds:.1f} s")
     for name in ("prefect", "mlflow", "worker"):
-        used = memory(tree(servers.pid(name))) / 2**20
+        used = memory(process_tree(servers.pid(name))) / 2**20
         print(f"{name}: {used:.0f} MB")
         assert used < 400
     assert memory([read_state(servers.home).supervisor.pid]) < 30 * 2**20
@@ -109,7 +109,7 @@ def test_nobody_else_is_listened_to(servers):
 def test_telemetry_is_off_and_mlflow_has_no_job_workers(servers):
     environment = Path(f"/proc/{servers.pid('prefect')}/environ").read_text()
     assert "DO_NOT_TRACK=true" in environment
-    assert len(tree(servers.pid("mlflow"))) == 1
+    assert len(process_tree(servers.pid("mlflow"))) == 1
     assert fetch(f"{servers.prefect}/api/admin/settings")[2].count('"analytics_enabled":false') == 1
     assert '"disable_ui_telemetry":true' in fetch(f"{servers.mlflow}/ajax-api/3.0/mlflow/ui-telemetry")[2]
 
@@ -208,7 +208,7 @@ def foreground(servers):
 def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers, request):
     state = read_state(servers.home)
     os.kill(state.supervisor.pid, signal.SIGKILL)
-    wait_for(lambda: carrying(state.token) == [], 60, "the end of the servers")
+    wait_for(lambda: processes_with_token(state.token) == [], 60, "the end of the servers")
     assert "not running" in servers("ps", code=1)
     stays = request.getfixturevalue("foreground")
     assert "gone without hacrl down" in stays.stdout.readline()
@@ -232,7 +232,7 @@ def test_down_stops_a_campaign_and_leaves_nothing(servers, foreground):
         assert list(database.execute("select status from runs where name = 'cut_off'")) == [("KILLED",)]
     assert "stopped from outside" in (servers.home.campaign("cut_off") / "log.txt").read_text().splitlines()[-1]
     assert foreground.wait(timeout=20) == 0
-    assert carrying(state.token) == []
+    assert processes_with_token(state.token) == []
     assert "nothing runs" in servers("down")
     assert "no servers" in servers("ps", code=1)
     assert "start them with: hacrl up" in servers("deploy", "--list", code=2)

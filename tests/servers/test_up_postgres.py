@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from flows.servers.postgres import ensure_databases
-from flows.servers.processes import carrying
+from flows.servers.processes import processes_with_token
 from flows.servers.state import NAMES, log_file, read_state, state_file
 from hacrl_core.errors import ConfigError
 from tests.servers.conftest import DATABASE_PASSWORD, Servers, free_port, wait_for
@@ -32,7 +32,7 @@ def servers(tmp_path_factory, postgres):
         state = read_state(servers.home)
         with contextlib.suppress(AssertionError):
             servers("down", "--force")
-        assert state is None or carrying(state.token) == [], "hacrl down left processes behind"
+        assert state is None or processes_with_token(state.token) == [], "hacrl down left processes behind"
 
 
 def test_one_command_starts_everything_on_postgres(servers, postgres):
@@ -93,7 +93,7 @@ def test_the_database_may_go_away_and_come_back(servers, postgres):
 def test_down_and_down_again(servers):
     state = read_state(servers.home)
     assert re.search(r"ended \d+ processes", servers("down"))
-    assert carrying(state.token) == []
+    assert processes_with_token(state.token) == []
     assert "nothing runs" in servers("down")
     fresh = servers.up("--postgres", servers.url)  # what was deployed is still there
     assert fresh.count("answers after") == 3
