@@ -1,4 +1,4 @@
-"""One exception tree. A message names the object, the value and the remedy; the command line prints it as one line."""
+"""The exceptions. A message names the object, the value and the remedy; the command line prints it as one line."""
 
 
 class HacrlError(Exception):
@@ -22,22 +22,26 @@ class ArtifactError(HacrlError):
 
 
 class NewerArtifactError(ArtifactError):
-    """An artifact that only a newer version of hacrl can read. It is whole and somebody's work: never set aside, never overwritten."""
+    """An artifact that only a newer version of hacrl can read. It is intact: never set aside, never overwritten."""
 
 
 class InputGoneError(ArtifactError):
-    """Files that a stage needs are not there: collected by a keep policy, or set aside as damaged. Whoever planned the stage can have them made again."""
+    """Files that a stage needs are missing: collected by a keep policy, or set aside as damaged.
+
+    The caller that planned the stage can recompute them; ``keys`` names them.
+    """
 
     def __init__(self, message: str, keys: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys
 
     def __reduce__(self) -> tuple[type["InputGoneError"], tuple[str, tuple[str, ...]]]:
-        return type(self), (str(self), self.keys)  # it travels from worker processes
+        # The error is pickled when it comes from a worker process.
+        return type(self), (str(self), self.keys)
 
 
 class DivergenceError(HacrlError):
-    """Training went wrong in its numbers: not finite, or rewards that collapsed. The last good version stays current."""
+    """Training diverged: numbers that are not finite, or collapsed rewards. The last good version stays current."""
 
 
 class AlgorithmError(HacrlError):
@@ -45,7 +49,7 @@ class AlgorithmError(HacrlError):
 
 
 class EngineError(HacrlError):
-    """Generation, scoring or training cannot go on: out of memory, context overflow, a worker that died."""
+    """Generation, scoring or training cannot continue: out of memory, context overflow, a worker that died."""
 
 
 class VerificationError(HacrlError):

@@ -13,7 +13,7 @@ from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import EVALUATION
-from hacrl_core.evaluation.summary import Outcomes, by_tag, summarise
+from hacrl_core.evaluation import Outcomes, by_tag, summarise
 from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import Verdict, VerdictKind

@@ -8,8 +8,7 @@ from rich.text import Text
 
 from flows.agents.evaluate import Evaluation
 from hacrl_core.contracts.tables import EVALUATION, read_table
-from hacrl_core.evaluation import by_tag, summarise
-from hacrl_core.evaluation.summary import Outcomes
+from hacrl_core.evaluation import Outcomes, by_tag, summarise
 from stages.evaluate import MOST_TAG_VALUES, outcomes_of
 
 Metrics = Mapping[str, float]

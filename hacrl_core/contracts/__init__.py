@@ -1,1 +1,1 @@
-"""What stages promise each other: table schemas and the manifest. No torch here."""
+"""The contracts between stages: table schemas and the manifest. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""The manifest of an artifact. Written last, so its presence is the stage's success."""
+"""The manifest of an artifact. It is written last: where it exists, the stage has succeeded."""
 
 import hashlib
 import json
@@ -13,29 +13,38 @@ MANIFEST_VERSION = 1
 
 
 class Output(StrictConfig):
-    path: str  # relative to the artifact's folder
-    kind: str  # a table's schema ("rollouts/1"), or "file"
+    """One file of an artifact."""
+
+    # Relative to the artifact's folder.
+    path: str
+    # A table's schema ("rollouts/1"), or "file".
+    kind: str
     rows: int = 0
     bytes: int
     sha256: str
-    measured: bool = False  # times and the like: kept, but not part of the content digest
+    # Times and the like are kept, but are not part of the content digest.
+    measured: bool = False
 
 
 class Identity(StrictConfig):
-    """All that decides an artifact's content, and nothing else: its canonical JSON is hashed into the key."""
+    """Everything that decides an artifact's content, and nothing else: its canonical JSON is hashed into the key."""
 
     stage: str
     stage_version: int
     config: dict[str, Any]
-    inputs: dict[str, str]  # role → content digest
+    # Role to content digest.
+    inputs: dict[str, str]
     seed: int | None = None
 
     @property
     def key(self) -> str:
+        """The name under which the store keeps the artifact."""
         return digest_of(self.model_dump())
 
 
 class Provenance(StrictConfig):
+    """Where, when and how an artifact was made; not part of its identity."""
+
     started: float
     finished: float
     seconds: float
@@ -43,40 +52,48 @@ class Provenance(StrictConfig):
     packages: dict[str, str] = Field(default_factory=dict)
     hardware: dict[str, str] = Field(default_factory=dict)
     process: str = ""
-    peak_memory_bytes: int = 0  # highest resident size of the process during the stage; 0: not recorded
-    peak_device_bytes: int = 0  # highest allocation on a GPU by torch in this process
+    # Highest resident size of the process during the stage; 0: not recorded.
+    peak_memory_bytes: int = 0
+    # Highest allocation on a GPU by torch in this process.
+    peak_device_bytes: int = 0
 
 
 class Manifest(StrictConfig):
+    """What an artifact is, what is in it and how it was made."""
+
     manifest_version: int = MANIFEST_VERSION
     stage: str
     key: str
     identity: Identity
     outputs: tuple[Output, ...]
     metrics: dict[str, float]
-    details: dict[str, Any] = Field(default_factory=dict)  # small facts for people: engine, counts by kind
+    # Small facts for people: engine, counts by kind.
+    details: dict[str, Any] = Field(default_factory=dict)
     provenance: Provenance
 
     @property
     def content_digest(self) -> str:
+        """A digest of all files except measured ones."""
         return digest_of({o.path: o.sha256 for o in self.outputs if not o.measured})
 
     @property
     def bytes(self) -> int:
+        """The size of all files together."""
         return sum(o.bytes for o in self.outputs)
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN; floats as Python writes them (shortest that round-trips)."""
+    """Return the one text of a value: sorted keys, no spaces, no NaN, floats in the shortest form that round-trips."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of(value: Any) -> str:
+    """Return the sha256 of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def changed_fields(old: Identity, new: Identity) -> list[str]:
-    """Which fields differ, as ``config.update.learning_rate: 5e-05 → 0.0001``, for people who wonder what recomputed."""
+    """Return the fields that differ, as ``config.update.learning_rate: 5e-05 → 0.0001``: why a stage runs again."""
     before, after = _flatten(old.model_dump()), _flatten(new.model_dump())
     changes = []
     for field in sorted(before.keys() | after.keys()):

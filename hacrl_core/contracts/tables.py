@@ -1,4 +1,4 @@
-"""The Parquet tables that stages exchange: narrow, keyed by ``rollout_id``, versioned, checked when written and when read."""
+"""The Parquet tables that stages exchange: narrow, keyed by ``rollout_id``, versioned, checked on write and on read."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,19 @@ _SCHEMA_KEY = b"hacrl.schema"
 
 @dataclass(frozen=True)
 class TableSchema:
+    """The columns of a table and what holds between its rows."""
+
     name: str
     version: int
     fields: pa.Schema
-    unique: tuple[str, ...]  # together they name a row
-    equal_lengths: tuple[tuple[str, str], ...] = ()  # pairs of list columns that run in step
+    # Columns that together identify a row.
+    unique: tuple[str, ...]
+    # Pairs of list columns with equal lengths in each row.
+    equal_lengths: tuple[tuple[str, str], ...] = ()
 
     @property
     def tag(self) -> str:
+        """Name and version, as written into files and manifests."""
         return f"{self.name}/{self.version}"
 
 
@@ -32,7 +37,9 @@ def _fields(**types: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
 
 
-_text, _ids, _floats = pa.string(), pa.list_(pa.int32()), pa.list_(pa.float32())
+_text = pa.string()
+_ids = pa.list_(pa.int32())
+_floats = pa.list_(pa.float32())
 _messages = pa.list_(pa.struct([pa.field("role", _text, nullable=False), pa.field("content", _text, nullable=False)]))
 
 PROMPTS = TableSchema(
@@ -158,13 +165,15 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
         with pq.ParquetFile(path, memory_map=False) as file:
             table = file.read(use_threads=path.stat().st_size > 4 << 20)
         tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
-    except (OSError, ValueError, pa.ArrowException) as problem:  # damage does not always end in ArrowInvalid
+    except (OSError, ValueError, pa.ArrowException) as problem:
+        # Damage does not always raise ArrowInvalid.
         raise ContractError(
             f"{schema.tag} {path}: cannot be read ({' '.join(str(problem).split())}); delete its folder and run again"
         ) from problem
     if tag != schema.tag:
         raise ContractError(
-            f"{path}: schema is {tag}, this version reads {schema.tag}; upgrade hacrl, or delete the folder and run again"
+            f"{path}: schema is {tag}, this version reads {schema.tag}; "
+            "upgrade hacrl, or delete the folder and run again"
         )
     return table
 
@@ -191,7 +200,8 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
     distinct = table.select(schema.unique).group_by(list(schema.unique), use_threads=False).aggregate([]).num_rows
     if distinct != table.num_rows:
         raise ContractError(
-            f"{schema.tag} {path.name}: {table.num_rows - distinct} rows repeat {'+'.join(schema.unique)}; each may appear once"
+            f"{schema.tag} {path.name}: {table.num_rows - distinct} rows repeat {'+'.join(schema.unique)}; "
+            "each may appear once"
         )
     for left, right in schema.equal_lengths:
         unequal = pc.not_equal(pc.list_value_length(table.column(left)), pc.list_value_length(table.column(right)))

@@ -1,4 +1,4 @@
-"""A problem's messages as the token ids an agent is asked to continue."""
+"""Render a problem's messages as the token ids that an agent continues."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from hacrl_core.errors import EngineError
 from hacrl_core.rendering.plain_text import encode_plain_text, specials_of
 
-# Stands for special-token text inside a message while the template renders: U+FFFFE is a noncharacter, no real text has it.
+# Stands for special-token text inside a message while the template renders. U+FFFFE is a noncharacter: no text has it.
 _PLACEHOLDER = "\U000ffffe{index}\U000ffffe"
 _PLACEHOLDERS = re.compile("\U000ffffe([0-9]+)\U000ffffe")
 
@@ -22,12 +22,12 @@ def render_prompt(
     add_bos: bool | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of the conversation up to where the assistant's answer starts.
+    """Return the token ids of the conversation up to where the assistant's answer starts.
 
-    A BOS token is there at most once, whether template or tokenizer writes it. ``add_bos``: None does as the tokenizer
-    itself does, True makes sure of one (for a model that needs it and a tokenizer that forgets it), False adds none to what
-    the template writes. ``template_options`` go to the template (``{"enable_thinking": False}``). Text in a message that
-    spells a special token stays text: a problem cannot end its own turn.
+    There is at most one BOS token, whether the template or the tokenizer writes it. ``add_bos``: None does as the
+    tokenizer does, True ensures one (for a model that needs it and a tokenizer that omits it), False adds none to what
+    the template writes. ``template_options`` go to the template (``{"enable_thinking": False}``). Text in a message
+    that spells a special token stays text: a problem cannot end its own turn.
     """
     if not messages:
         raise EngineError("render_prompt: no messages; a problem needs at least one message with role and content")
@@ -36,7 +36,8 @@ def render_prompt(
     hidden_messages, hidden = _hide_specials(messages, specials_of(tokenizer).pattern)
     text = _apply_template(tokenizer, hidden_messages, chat_template, dict(template_options or {}))
     ids: list[int] = []
-    for index, part in enumerate(_PLACEHOLDERS.split(text)):  # template text and hidden indices alternate
+    # Template text and hidden indices alternate.
+    for index, part in enumerate(_PLACEHOLDERS.split(text)):
         if index % 2:
             ids += encode_plain_text(tokenizer, hidden[int(part)])
         elif part:
@@ -48,7 +49,7 @@ def render_prompt(
 def _hide_specials(
     messages: Sequence[Mapping[str, Any]], pattern: re.Pattern[str] | None
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Messages with placeholders for special-token text, and the texts that the placeholders stand for."""
+    """Return the messages with placeholders for special-token text, and the texts behind the placeholders."""
     hidden: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -85,7 +86,7 @@ def _apply_template(
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer starts a plain text with BOS by itself."""
+    """Return whether the tokenizer itself starts a plain text with BOS."""
     bos = tokenizer.bos_token_id
     return bos is not None and list(tokenizer.encode("0", add_special_tokens=True))[:1] == [bos]
 
