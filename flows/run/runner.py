@@ -129,7 +129,7 @@ class StageRunner(ABC):
     def _note(self, call: StageCall, outcome: Outcome) -> None:
         self._watch.after(call, outcome)
         if not outcome.cached:
-            self.store.vouch(outcome.ref)
+            self.store.mark_verified(outcome.ref)
         self.record.add(call, outcome)
         self.observers.finished(call, outcome)
 

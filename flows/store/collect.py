@@ -14,9 +14,9 @@ from flows.record.record import Entry, Record, is_running
 from flows.store.pins import read_pins
 from flows.store.survey import campaign_places, read_place, read_versions, running_sweeps, survey
 from hacrl_core.artifacts import Store
-from hacrl_core.artifacts.collecting import collect, last_used, remove, size_of
 from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.locks import release, try_exclusive
+from hacrl_core.artifacts.removal import collect, last_used, remove, size_of
 from hacrl_core.artifacts.store import COLLECTED, MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.keeping import KeepConfig

@@ -13,7 +13,7 @@ from flows.home import Home
 from flows.store.survey import Campaign, campaign_places, read_place, survey
 from flows.store.verify import size_text
 from hacrl_core.artifacts import Store
-from hacrl_core.artifacts.collecting import last_used, size_of
+from hacrl_core.artifacts.removal import last_used, size_of
 from hacrl_core.artifacts.store import COLLECTED
 from hacrl_core.errors import ConfigError
 

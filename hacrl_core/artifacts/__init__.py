@@ -1,4 +1,4 @@
-"""The content-addressed store: artifacts found by the key of what made them, checked before they are used."""
+"""The content-addressed store: artifacts are found by the key of what made them and verified before use."""
 
 from hacrl_core.artifacts.store import ArtifactRef, Store
 

@@ -1,7 +1,8 @@
-"""Locks that die with their holder: flock, released by the kernel however the process ends.
+"""Locks that end with their holder: flock, released by the kernel however the process ends.
 
-A lock file goes with its lock, so that the folder of locks does not grow with the store. That is safe because whoever gets a lock checks
-that the name still leads to the file it locked: a waiter that wakes up with a removed file in its hand begins again.
+Releasing a lock removes its file, so that the folder of locks does not grow with the store. This is safe because
+whoever gets a lock checks that the name still leads to the locked file: a waiter that locked a removed file starts
+again.
 """
 
 import fcntl
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.005, 0.5
+_FIRST_WAIT = 0.005
+_LONGEST_WAIT = 0.5
 
 
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold ``path`` alone. While another process holds it, wait and tell ``on_wait`` who that is, again when it is another."""
+    """Hold ``path`` exclusively. Wait while another process holds it, and tell ``on_wait`` which one, once for each."""
     wait, told = _FIRST_WAIT, ""
     while (handle := try_exclusive(path)) is None:
         if on_wait and (who := holder(path)) != told:
@@ -32,7 +34,10 @@ def exclusive(path: Path, on_wait: Callable[[str], None] | None = None) -> Itera
 
 
 def try_exclusive(path: Path, patience: float = 0.0) -> int | None:
-    """The open handle of a lock, or None where somebody else holds it for longer than ``patience`` seconds. Closing it releases the lock."""
+    """Return the open handle of a lock, or None if another process holds it for longer than ``patience`` seconds.
+
+    Closing the handle releases the lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + patience
     while (handle := _take(path)) is None and time.monotonic() < deadline:
@@ -41,7 +46,10 @@ def try_exclusive(path: Path, patience: float = 0.0) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds this lock; asks for a moment's share of it and writes nothing, so whoever takes it alone should be patient."""
+    """Return whether a process holds this lock.
+
+    The check takes a shared lock for a moment: processes that want the lock exclusively should retry.
+    """
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -61,7 +69,8 @@ def _take(path: Path) -> int | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(path, handle):
-                with suppress(OSError):  # a full disk: the text is only for people
+                # A full disk is no problem: the text is only for people.
+                with suppress(OSError):
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
                 return handle
@@ -71,18 +80,19 @@ def _take(path: Path) -> int | None:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its last holder removed it between our open and our flock
+        # The last holder removed the file between our open and our flock.
+        os.close(handle)
 
 
 def release(path: Path, handle: int) -> None:
-    """Remove the lock's file while it is still ours, then let go."""
+    """Remove the lock's file while the lock is still held, then release it."""
     with suppress(OSError):
         os.unlink(path)
     os.close(handle)
 
 
 def remove_stale_locks(folder: Path) -> int:
-    """Remove the files of locks whose holders died; returns how many."""
+    """Remove the files of locks whose holders died; return how many."""
     removed = 0
     for path in folder.glob("*.lock"):
         handle = try_exclusive(path)
@@ -93,7 +103,7 @@ def remove_stale_locks(folder: Path) -> int:
 
 
 def holder(path: Path) -> str:
-    """Who wrote themselves into the lock file last, for people."""
+    """Return who holds the lock, as text for people."""
     try:
         return f"process {json.loads(path.read_text())['pid']}"
     except (OSError, ValueError, KeyError):

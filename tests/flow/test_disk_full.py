@@ -16,7 +16,7 @@ from flows.stage_calls import Calls
 from flows.store.space import estimate, tell_need
 from flows.store.verify import verify_store
 from hacrl_core.artifacts import Store
-from hacrl_core.artifacts.collecting import size_of
+from hacrl_core.artifacts.removal import size_of
 from hacrl_core.errors import StageError
 from hacrl_core.problems import load_problems
 from tests.flow.conftest import tiny

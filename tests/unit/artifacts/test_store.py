@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hacrl_core.artifacts import Store
-from hacrl_core.artifacts.collecting import collect, remove
 from hacrl_core.artifacts.locks import exclusive, is_held, try_exclusive
+from hacrl_core.artifacts.removal import collect, remove
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
 
@@ -89,7 +89,7 @@ def test_a_collected_artifact_is_known_and_comes_back_under_its_first_manifest(t
     with pytest.raises(InputGoneError) as problem, fresh.reading([ref]):
         pass
     assert pickle.loads(pickle.dumps(problem.value)).keys == (ref.key,)
-    with pytest.raises(ArtifactError, match="making it again gave other content"):
+    with pytest.raises(ArtifactError, match="computing it again gave other content"):
         publish(fresh, identity(a=1), text="other")
     assert fresh.lookup(identity(a=1)) is None
     assert publish(fresh, identity(a=1), measured="2 ms") == ref
@@ -197,7 +197,7 @@ def test_collecting_and_removing_need_no_room(tmp_path, monkeypatch):
     store = Store(tmp_path)
     ref, other = publish(store, identity(a=1)), publish(store, identity(a=2))
     monkeypatch.setattr(Path, "mkdir", full)
-    monkeypatch.setattr("hacrl_core.artifacts.collecting.replace_synced", full)
+    monkeypatch.setattr("hacrl_core.artifacts.removal.replace_synced", full)
     assert collect(store, "thing", ref.key, "test") == len("hello") + len("1 ms")
     assert sorted(path.name for path in ref.path.iterdir()) == ["collected.json", "manifest.json"]
     assert remove(store, "thing", other.key, time.time() + 1) > 0

@@ -1,7 +1,8 @@
-"""Taking artifacts out of the store again: only the files, so that the artifact stays known (collect), or all of it (remove).
+"""Remove artifacts from the store: only their files, so that the artifact stays known (collect), or all of it (remove).
 
-Both take the manifest's lock alone, which a stage that reads the artifact shares: what is in use is left alone. Files go into ``trash/`` by
-renaming, so that a crash leaves either the artifact or nothing that counts. A full disk has no room for a trash: there files are unlinked.
+Both take the manifest's lock exclusively, which a stage that reads the artifact shares: an artifact in use is skipped.
+Files are moved into ``trash/`` by renaming, so that a crash leaves either the whole artifact or none of it. A full disk
+has no room for a trash folder; there, files are unlinked.
 """
 
 import fcntl
@@ -20,40 +21,41 @@ from hacrl_core.errors import ArtifactError
 
 
 def collect(store: Store, stage: str, key: str, why: str) -> int:
-    """Remove an artifact's files and keep its manifest; returns the bytes freed, 0 where somebody uses it."""
+    """Remove an artifact's files and keep its manifest; return the bytes freed, 0 if it is in use."""
     folder = store.folder(stage, key)
-    with _alone(folder) as free, _trash(store, key) as bin_:
+    with _exclusive(folder) as free, _trash(store, key) as trash:
         if not free:
             return 0
         try:
             manifest = store.manifest(stage, key)
         except ArtifactError:
-            return 0  # damaged or newer: not ours to judge here
+            # Damaged or newer: looking it up reports that.
+            return 0
         files = [path for path in (folder / output.path for output in manifest.outputs) if path.exists()]
         freed = sum(path.stat().st_size for path in files)
-        # First the mark, then the files: a crash between the two is finished by the next call.
+        # First the mark, then the files: the next call finishes what a crash between the two leaves.
         if not (folder / COLLECTED).exists():
             _mark(folder, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n")
         for number, path in enumerate(files):
-            _throw(path, bin_, str(number))
+            _discard(path, trash, str(number))
         for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             path.rmdir()
         return freed
 
 
 def remove(store: Store, stage: str, key: str, not_since: float) -> int:
-    """Remove an artifact altogether, unless somebody uses it or looked it up since; returns the bytes freed."""
+    """Remove an artifact altogether, unless it is in use or was looked up since; return the bytes freed."""
     folder = store.folder(stage, key)
-    with _alone(folder) as free, _trash(store, key) as bin_:
+    with _exclusive(folder) as free, _trash(store, key) as trash:
         if not free or last_used(folder) > not_since:
             return 0
         freed = size_of(folder)
-        _throw(folder, bin_, "all")
+        _discard(folder, trash, "all")
         return freed
 
 
 def last_used(folder: Path) -> float:
-    """When the artifact was made or last looked up."""
+    """Return when the artifact was made or last looked up."""
     for path in (folder / MANIFEST, folder):
         try:
             return path.stat().st_mtime
@@ -63,17 +65,19 @@ def last_used(folder: Path) -> float:
 
 
 def size_of(folder: Path) -> int:
+    """Return the size of all files in a folder."""
     total = 0
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
         except FileNotFoundError:
-            continue  # removed under our eyes
+            # Another process removed it in the meantime.
+            continue
     return total
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
+def _exclusive(folder: Path) -> Iterator[bool]:
     try:
         handle = os.open(folder / MANIFEST, os.O_RDONLY)
     except FileNotFoundError:
@@ -91,7 +95,7 @@ def _alone(folder: Path) -> Iterator[bool]:
 
 
 def _mark(folder: Path, text: str) -> None:
-    """That it is collected. Only that the mark is there counts; an empty one needs no block of a full disk."""
+    """Mark the artifact as collected. An empty mark counts as well, because it needs no block of a full disk."""
     try:
         replace_synced(folder / COLLECTED, text)
     except OSError as problem:
@@ -102,12 +106,14 @@ def _mark(folder: Path, text: str) -> None:
         (folder / COLLECTED).touch()
 
 
-def _throw(path: Path, bin_: Path | None, name: str) -> None:
-    """Into the trash; straight away where a full disk has no room for it. Of a folder the manifest goes last: what a crash leaves then is
-    met as damaged or removed by the next call."""
-    if bin_ is not None:
+def _discard(path: Path, trash: Path | None, name: str) -> None:
+    """Move a path into the trash, or delete it where a full disk has no room for a trash.
+
+    A folder's manifest is deleted last: what a crash leaves is found damaged, or removed by the next call.
+    """
+    if trash is not None:
         try:
-            os.rename(path, bin_ / name)
+            os.rename(path, trash / name)
             return
         except OSError as problem:
             if not is_disk_full(problem):
