@@ -199,7 +199,7 @@ class Store:
         return ArtifactRef(identity.stage, key, manifest.content_digest, target)
 
     def remove_stale_staging(self) -> int:
-        """Remove staging folders whose process is gone (its lock is free) and old trash; return how many of the former."""
+        """Remove old trash and staging folders whose process is gone (its lock is free); return how many folders."""
         removed = 0
         for old in (self.root / "trash").glob("*"):
             with suppress(FileNotFoundError):
