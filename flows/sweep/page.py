@@ -55,7 +55,7 @@ REMOVALS = tuple(
 )
 STABILITY = (
     Claim(
-        "Without clipping, training is unstable: the reward falls further from its best",
+        "Without clipping training is unstable: the reward falls further from its best",
         "no_clipping",
         "hacpo",
         "higher",
