@@ -1,142 +1,176 @@
-"""Things a process keeps warm between stages: loaded tokenizers, agents and generation engines.
+"""What a process keeps loaded between stages: tokenizers, agents, a generation engine and the problems.
 
-The owner of the dictionary decides how long they live; nothing here is global. Only the newest version of an agent is kept.
+The owner of a `WarmModels` decides how long it lives; nothing here is global. None of it changes a result. The module imports torch
+only when something is loaded, so that a campaign answered from the cache never does.
 """
 
 import contextlib
 import ctypes
 import hashlib
-from dataclasses import replace
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from hacrl_core.agents.agent import Agent, load_agent, load_tokenizer
 from hacrl_core.config.agents import Attention
 from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig
-from hacrl_core.generation.factory import create_engine
-from hacrl_core.generation.protocols import GenerationEngine
-from hacrl_core.rendering import tokenizer_fingerprint
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_WORTH_GIVING_BACK = 64 << 20  # bytes of weights; gradient, moments and activations are a multiple of that
-Warm = dict[str, Any]
-# The first version's files are written by another hand than the later ones', and KL needs both in every iteration.
+if TYPE_CHECKING:
+    from hacrl_core.agents.agent import Agent
+    from hacrl_core.generation.protocols import GenerationEngine
+    from hacrl_core.problems import ProblemSet
+
+# Parameters of mallopt(3).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# Bytes of weights; gradient, moments and activations are a multiple of that.
+_WORTH_GIVING_BACK = 64 << 20
+# The tokenizer files of a first version differ from those of its updates, and KL needs both in every iteration.
 MOST_TOKENIZERS = 3
 
 
-def warm_tokenizer(warm: Warm, checkpoint: Path) -> tuple[Any, str]:
-    """A checkpoint's tokenizer and its fingerprint. Updates change weights, not tokenizers, so it is known by its files."""
-    digest = hashlib.sha256()
-    for path in sorted(
-        [*checkpoint.glob("tokenizer*"), *checkpoint.glob("*.jinja"), *checkpoint.glob("special_tokens*")]
-    ):
-        digest.update(path.name.encode() + path.read_bytes())
-    kept: dict[bytes, tuple[Any, str]] = warm.setdefault("tokenizers", {})
-    known = digest.digest()
-    if known not in kept:
-        while len(kept) >= MOST_TOKENIZERS:
-            del kept[next(iter(kept))]
-        tokenizer = load_tokenizer(checkpoint)
-        kept[known] = (tokenizer, tokenizer_fingerprint(tokenizer))
-    return kept[known]
+@dataclass(frozen=True)
+class LoadedAgent:
+    """An agent in memory, and the weights and device it was loaded for."""
+
+    policy_digest: str
+    device: str
+    agent: "Agent"
 
 
-def warm_agent(
-    warm: Warm,
-    checkpoint: Path,
-    policy_digest: str,
-    *,
-    device: str,
-    dtype: torch.dtype = torch.float32,
-    slot: str = "agent",
-    attention: Attention = "auto",
-) -> Agent:
-    """The agent of these weights. Each slot keeps one: the newest version, and where memory is no concern the first one, for KL."""
-    wanted = (policy_digest, device, dtype)
-    kept = warm.get(slot)
-    if kept is None or kept[0] != wanted:
-        warm.pop(slot, None)  # let go of the old weights before the new ones come in
-        kept = warm[slot] = (
-            wanted,
-            load_agent(
-                checkpoint,
-                dtype=dtype,
-                device=device,
-                tokenizer=warm_tokenizer(warm, checkpoint)[0],
-                attention=attention,
-            ),
-        )
-    agent: Agent = kept[1]
-    return agent
+@dataclass
+class WarmModels:
+    """Loaded models of one agent, newest version only. A process that serves several agents keeps one per agent: `for_agent`."""
 
+    newest: LoadedAgent | None = None
+    first: LoadedAgent | None = None
+    _tokenizers: dict[bytes, tuple[Any, str]] = field(default_factory=dict)
+    _engine: "tuple[GenerateConfig, GenerationEngine] | None" = None
+    _problems: "tuple[object, ProblemSet] | None" = None
+    _agents: "dict[str, WarmModels]" = field(default_factory=dict)
 
-def take_agent(
-    warm: Warm, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
-) -> Agent:
-    """The agent of these weights in float32, to be trained: it is no longer kept, so that a failure leaves no half-trained one behind."""
-    agent = warm_agent(warm, checkpoint, policy_digest, device=device, attention=attention)
-    del warm["agent"]
-    if sum(p.numel() * p.element_size() for p in agent.model.parameters()) < _WORTH_GIVING_BACK:
-        _keep_freed_memory()
-    return agent
+    def tokenizer(self, checkpoint: Path) -> tuple[Any, str]:
+        """Return a checkpoint's tokenizer and its fingerprint. Tokenizers are kept by the content of their files."""
+        from hacrl_core.agents.agent import load_tokenizer
+        from hacrl_core.rendering import tokenizer_fingerprint
 
+        digest = hashlib.sha256()
+        for path in sorted(
+            [*checkpoint.glob("tokenizer*"), *checkpoint.glob("*.jinja"), *checkpoint.glob("special_tokens*")]
+        ):
+            digest.update(path.name.encode() + path.read_bytes())
+        known = digest.digest()
+        if known not in self._tokenizers:
+            while len(self._tokenizers) >= MOST_TOKENIZERS:
+                del self._tokenizers[next(iter(self._tokenizers))]
+            tokenizer = load_tokenizer(checkpoint)
+            self._tokenizers[known] = (tokenizer, tokenizer_fingerprint(tokenizer))
+        return self._tokenizers[known]
 
-def keep_agent(warm: Warm, agent: Agent, checkpoint: Path, policy_digest: str, *, device: str) -> None:
-    """Keep an agent whose weights have just been published as ``policy_digest``. Its tokenizer is that of the new files, as after loading."""
-    tokenizer = warm_tokenizer(warm, checkpoint)[0]
-    warm["agent"] = (
-        (policy_digest, device, torch.float32),
-        replace(agent, checkpoint=checkpoint, tokenizer=tokenizer),
-    )
+    def agent(self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto") -> "Agent":
+        """Return the agent of these weights in float32, loading it in place of the version kept before."""
+        if self.newest is None or (self.newest.policy_digest, self.newest.device) != (policy_digest, device):
+            self.newest = None  # frees the old weights before the new ones are loaded
+            self.newest = self._load(checkpoint, policy_digest, device, attention)
+        return self.newest.agent
 
+    def first_version(
+        self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
+    ) -> "Agent":
+        """Return the agent's first version, the reference of KL; kept beside the newest one."""
+        if self.first is None or (self.first.policy_digest, self.first.device) != (policy_digest, device):
+            self.first = None
+            self.first = self._load(checkpoint, policy_digest, device, attention)
+        return self.first.agent
 
-def warm_engine(warm: Warm, config: GenerateConfig, device: str) -> GenerationEngine:
-    """The engine of this config. Limits on prompts are the stages' business: generation and benchmarks share one engine."""
-    engine_config = config.engine
-    if isinstance(engine_config, BuiltinEngineConfig) and engine_config.device == "auto":
-        engine_config = engine_config.model_copy(update={"device": device})
-    config = config.model_copy(update={"max_prompt_tokens": None, "engine": engine_config})
-    kept = warm.get("engine")
-    if kept is None or kept[0] != config:
-        if kept is not None:
-            kept[1].close()
-        kept = warm["engine"] = (config, create_engine(config))
-    engine: GenerationEngine = kept[1]
-    return engine
+    def take_agent(
+        self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
+    ) -> "Agent":
+        """Return the agent of these weights to be trained, and keep it no longer: a failure must not leave it half-trained here."""
+        agent = self.agent(checkpoint, policy_digest, device=device, attention=attention)
+        self.newest = None
+        if sum(p.numel() * p.element_size() for p in agent.model.parameters()) < _WORTH_GIVING_BACK:
+            _keep_freed_memory()
+        return agent
+
+    def keep_agent(self, agent: "Agent", checkpoint: Path, policy_digest: str, *, device: str) -> None:
+        """Keep an agent whose weights were just published as ``policy_digest``, with the tokenizer of the published files."""
+        tokenizer, _ = self.tokenizer(checkpoint)
+        self.newest = LoadedAgent(policy_digest, device, replace(agent, checkpoint=checkpoint, tokenizer=tokenizer))
+
+    def engine(self, config: GenerateConfig, device: str) -> "GenerationEngine":
+        """Return the engine of this config. Stages check the limit on prompts, so that generation and benchmarks share one engine."""
+        from hacrl_core.generation import create_engine
+
+        engine_config = config.engine
+        if isinstance(engine_config, BuiltinEngineConfig) and engine_config.device == "auto":
+            engine_config = engine_config.model_copy(update={"device": device})
+        config = config.model_copy(update={"max_prompt_tokens": None, "engine": engine_config})
+        if self._engine is None or self._engine[0] != config:
+            if self._engine is not None:
+                self._engine[1].close()
+            self._engine = (config, create_engine(config))
+        return self._engine[1]
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether a generation engine is kept."""
+        return self._engine is not None
+
+    def problems(self, known: object, load: "Callable[[], ProblemSet]") -> "ProblemSet":
+        """Return the problems that were loaded under this key, or load them."""
+        if self._problems is None or self._problems[0] != known:
+            self._problems = (known, load())
+        return self._problems[1]
+
+    def for_agent(self, name: str) -> "WarmModels":
+        """Return what is kept for one of several agents that this process serves."""
+        return self._agents.setdefault(name, WarmModels())
+
+    def close(self) -> None:
+        """Stop the engine's worker processes and release weights and memory, also those of `for_agent`."""
+        if self._engine is not None:
+            self._engine[1].close()
+        for kept in self._agents.values():
+            kept.close()
+        self.newest = self.first = self._engine = self._problems = None
+        self._tokenizers.clear()
+        self._agents.clear()
+        give_back_memory()
+
+    def _load(self, checkpoint: Path, policy_digest: str, device: str, attention: Attention) -> LoadedAgent:
+        import torch
+
+        from hacrl_core.agents.agent import load_agent
+
+        tokenizer, _ = self.tokenizer(checkpoint)
+        agent = load_agent(checkpoint, dtype=torch.float32, device=device, tokenizer=tokenizer, attention=attention)
+        return LoadedAgent(policy_digest, device, agent)
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Let the C library keep up to a quarter of a gigabyte that was freed. By itself it returns every larger block at once, and a tiny
-    model's update asked the system for 75 MB of the same pages again: a tenth of its time."""
+    """Let the C library keep up to a quarter of a gigabyte of freed memory.
+
+    By default it returns every larger block at once. A tiny model's update then asked the system for the same 75 MB of pages
+    again, which took a tenth of its time.
+    """
     with contextlib.suppress(OSError, AttributeError):  # no glibc
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it takes; larger blocks go back as ever
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it accepts; larger blocks are always returned
         libc.mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
 def give_back_memory(of: int | None = None) -> None:
-    """Return what was freed to the system. An update frees gigabytes, and the C library and CUDA's allocator keep them for next time.
+    """Return freed memory to the system. An update frees gigabytes that the C library and CUDA's allocator would keep.
 
     After an update of a model of few bytes (``of``) that is not worth it: the next one would ask for every page again.
     """
     if of is not None and of < _WORTH_GIVING_BACK:
         return
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def close_warm(warm: Warm) -> None:
-    """Stop what runs and let go of what is held: engines with worker processes, weights on a device."""
-    if "engine" in warm:
-        warm["engine"][1].close()
-    for kept in warm.values():
-        if isinstance(kept, dict):  # a process that serves several agents keeps each one's things apart
-            close_warm(kept)
-    warm.clear()
-    give_back_memory()

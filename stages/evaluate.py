@@ -18,8 +18,7 @@ from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import Verdict, VerdictKind
 from hacrl_core.verification.normalise import text_key
-from stages.checking import verify_resumable
-from stages.resume import generate_resumable
+from stages.partial import generate_resumable, verify_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
 MOST_TAG_VALUES = 30
@@ -80,9 +79,8 @@ def _answers(
 ) -> list[Any]:
     from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
-    from hacrl_core.warm import warm_engine, warm_tokenizer
 
-    tokenizer, _ = warm_tokenizer(context.warm, agent.path)
+    tokenizer, _ = context.warm.tokenizer(agent.path)
     requests = []
     for problem in problems:
         prompt = tuple(render_prompt(tokenizer, problem.messages, config.chat_template))
@@ -90,7 +88,7 @@ def _answers(
             name = f"{problem.problem_id}/{sample:02d}"
             requests.append(GenerationRequest(name, prompt, derive_seed(seed, config.benchmark.name, name)))
     # The engine is that of the generate stage: temperature and length are arguments of a call, not of the engine.
-    engine = warm_engine(context.warm, config.generate, context.device)
+    engine = context.warm.engine(config.generate, context.device)
     return generate_resumable(engine, agent, requests, config.sampling, context, keep_all=True)
 
 

@@ -13,7 +13,7 @@ from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, read_table
 from hacrl_core.errors import EngineError
 from hacrl_core.seeding import derive_seed
-from stages.resume import generate_resumable
+from stages.partial import generate_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
 
@@ -34,15 +34,14 @@ def run(
 ) -> Result:
     from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
-    from hacrl_core.warm import warm_engine, warm_tokenizer
 
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
-    tokenizer, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
+    tokenizer, fingerprint = context.warm.tokenizer(inputs["agent"].path)
     rendered = {p["prompt_id"]: tuple(render_prompt(tokenizer, p["messages"], config.chat_template)) for p in prompts}
     _check_length(rendered, config)
     wanted = [(p["prompt_id"], sample) for p in prompts for sample in range(config.samples_per_prompt)]
     seeds = [derive_seed(seed or 0, prompt_id, sample) for prompt_id, sample in wanted]
-    engine = warm_engine(context.warm, config.generate, context.device)
+    engine = context.warm.engine(config.generate, context.device)
     requests = [
         GenerationRequest(f"{prompt_id}/{sample:02d}", rendered[prompt_id], one)
         for (prompt_id, sample), one in zip(wanted, seeds, strict=True)

@@ -1,17 +1,115 @@
-"""Shards: what a stage has finished before it is finished, kept so that a crash costs little.
+"""Work finer than a stage, kept in shards so that a crash costs little: responses that were sampled, verdicts that were reached.
 
-They lie in the folder ``partial/<key of the stage call>``, so another identity never sees them, and are gone when the artifact is published.
-Each names what it is an answer to and carries a digest of itself: one that is torn, altered or of other questions counts as absent.
+Shards lie in the folder ``partial/<key of the stage call>``, so a call with another identity never sees them. They are removed when
+the artifact is published. Each shard names the request it answers and carries a digest of its content: one that is torn, altered or
+an answer to another request counts as absent.
 """
 
 import hashlib
 import json
 import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.verification import Verdict, VerdictKind, verify_batch
+from stages.spec import Context
+
+if TYPE_CHECKING:
+    from hacrl_core.generation.protocols import Generation, GenerationEngine, GenerationRequest
+
+# A shard of responses should be worth its file: small enough to lose little, large enough to keep the engine's batch full.
+SHARD_BATCHES = 2
+# Verdicts do not depend on their batch, so their shards are cut by the clock: the first one is this many responses, the later
+# ones about as many seconds. What took less than half a second is not worth a file.
+FIRST_SHARD = 16
+SHARD_SECONDS = 5.0
+WORTH_SECONDS = 0.5
+
+
+def generate_resumable(
+    engine: "GenerationEngine",
+    agent: ArtifactRef,
+    requests: "Sequence[GenerationRequest]",
+    config: GenerateConfig,
+    context: Context,
+    *,
+    keep_all: bool = False,
+) -> "list[Generation]":
+    """Sample in shards of a few batches each, reading those that an interrupted run left.
+
+    The bounds of shards are fixed, so a response has the same neighbours, and hence the same rounding, whether or not its stage was
+    interrupted. A stage whose only work is one shard keeps none, unless ``keep_all`` says that more work follows.
+    """
+    from hacrl_core.generation import sampling_params
+    from hacrl_core.generation.protocols import Generation
+
+    params = sampling_params(config)
+    size = SHARD_BATCHES * config.batch_size
+    results: list[Generation] = []
+    for start in range(0, len(requests), size):
+        shard = requests[start : start + size]
+        kept = context.partial if keep_all or len(requests) > size else None
+        path = None if kept is None else kept / f"responses-{start:07d}.json"
+        asked = "" if path is None else digest_of([vars(request) for request in shard])
+        rows = None if path is None else read_shard(path, asked)
+        if rows is None:
+            report = _sampling_progress(context, len(results), len(requests))
+            done = engine.generate(agent.path, agent.digest, shard, params, report)
+            if path is not None:
+                write_shard(path, asked, [vars(row) for row in done])
+        else:
+            done = [Generation(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
+        results += done
+    if not config.engine.keep:
+        engine.close()  # it starts again at its next call
+    return results
+
+
+def verify_resumable(
+    responses: Sequence[str],
+    golds: Sequence[str],
+    config: VerifyConfig,
+    context: Context,
+    *,
+    token_counts: Sequence[int] | None = None,
+) -> list[Verdict]:
+    """Verify in shards of some seconds each. Verifier errors are not kept: the next run tries those responses again."""
+    asked = [digest_of(pair)[:16] for pair in zip(responses, golds, strict=True)]
+    found = _verdicts_on_disk(context.partial, asked)
+    missing = [index for index in range(len(responses)) if index not in found]
+    size = FIRST_SHARD
+    unsaved: dict[int, Verdict] = {}
+    unsaved_seconds = 0.0
+    while missing:
+        part, missing = missing[:size], missing[size:]
+        begun = time.perf_counter()
+        verdicts = verify_batch(
+            [responses[i] for i in part],
+            [golds[i] for i in part],
+            config,
+            token_counts=None if token_counts is None else [token_counts[i] for i in part],
+            on_progress=_verification_progress(context, len(found), len(responses)),
+        )
+        seconds = time.perf_counter() - begun
+        unsaved |= dict(zip(part, verdicts, strict=True))
+        found |= unsaved
+        unsaved_seconds += seconds
+        if unsaved_seconds > WORTH_SECONDS and context.partial is not None:
+            _save_verdicts(context.partial, asked, unsaved)
+            unsaved, unsaved_seconds = {}, 0.0
+        size = max(1, min(4 * size, int(size * SHARD_SECONDS / max(seconds, 1e-9))))
+    return [found[index] for index in range(len(responses))]
 
 
 def read_shard(path: Path | None, asked: str) -> list[Any] | None:
+    """Return the rows of a shard that answers ``asked``; None where there is none or it is damaged."""
     if path is None or not path.exists():
         return None
     try:
@@ -20,11 +118,12 @@ def read_shard(path: Path | None, asked: str) -> list[Any] | None:
             return None
         rows: list[Any] = json.loads(body)
     except (OSError, ValueError):
-        return None  # half written by a dying machine
+        return None  # half written when the machine died
     return rows
 
 
 def write_shard(path: Path | None, asked: str, rows: list[Any]) -> None:
+    """Write a shard in one step. It is not synced: after a power cut its digest does not match, and it is computed again."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,4 +131,48 @@ def write_shard(path: Path | None, asked: str, rows: list[Any]) -> None:
     head = json.dumps({"asked": asked, "sha256": hashlib.sha256(body).hexdigest()}).encode()
     draft = path.with_suffix(".draft")
     draft.write_bytes(head + b"\n" + body)
-    os.replace(draft, path)  # not synced: after a power cut the digest tells, and the shard is made again
+    os.replace(draft, path)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _verdicts_on_disk(folder: Path | None, asked: Sequence[str]) -> dict[int, Verdict]:
+    """Verdicts of earlier runs by index, where response and gold answer are still the same."""
+    found: dict[int, Verdict] = {}
+    for path in sorted(folder.glob("verdicts-*.json")) if folder is not None else ():
+        for index, question, row in read_shard(path, "verdicts") or ():
+            if index < len(asked) and asked[index] == question:
+                found[index] = Verdict(**{**row, "verdict": VerdictKind(row["verdict"])})
+    return found
+
+
+def _save_verdicts(folder: Path, asked: Sequence[str], verdicts: dict[int, Verdict]) -> None:
+    rows = [[i, asked[i], asdict(v)] for i, v in verdicts.items() if v.verdict is not VerdictKind.ERROR]
+    if rows:
+        write_shard(folder / f"verdicts-{rows[0][0]:07d}.json", "verdicts", rows)
+
+
+def _sampling_progress(context: Context, before: int, total: int) -> Callable[[int, int], None]:
+    """Report responses done and the speed of this shard."""
+    begun = time.perf_counter()
+
+    def report(done: int, tokens: int) -> None:
+        speed = tokens / max(time.perf_counter() - begun, 1e-9)
+        context.progress(before + done, total, f"{speed:,.0f} tokens/s")
+
+    return report
+
+
+def _verification_progress(context: Context, before: int, total: int) -> Callable[[int, int], None]:
+    """Report verdicts at most ten times a second: they come one by one and fast."""
+    told = time.perf_counter()
+
+    def report(done: int, of: int) -> None:
+        nonlocal told
+        if done == of or time.perf_counter() - told > 0.1:
+            told = time.perf_counter()
+            context.progress(before + done, total, "checked")
+
+    return report

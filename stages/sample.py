@@ -44,10 +44,10 @@ def run(
 def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: Context) -> ProblemSet:
     """The problems that fit every agent; read once per process, and checked to be those the campaign planned with."""
     known = (config.model_dump_json(include={"problems", "content_digest", "max_prompt_tokens"}), *inputs.values())
-    kept = context.warm.get("problems")
-    if kept is not None and kept[0] == known:
-        cached: ProblemSet = kept[1]
-        return cached
+    return context.warm.problems(known, partial(_load, inputs, config))
+
+
+def _load(inputs: Mapping[str, ArtifactRef], config: SampleSlice) -> ProblemSet:
     found = load_problems(config.problems)
     if found.content_digest != config.content_digest:
         raise StageError(
@@ -55,7 +55,6 @@ def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: C
         )
     if config.max_prompt_tokens is not None and found.generator is None:
         found = replace(found, problems=_that_fit(found, inputs, config, config.max_prompt_tokens))
-    context.warm["problems"] = (known, found)
     return found
 
 

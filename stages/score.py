@@ -39,14 +39,13 @@ def run(
 ) -> Result:
     from hacrl_core.learning.scoring import score_sequences
     from hacrl_core.learning.sequences import TrainSequence
-    from hacrl_core.warm import warm_agent, warm_tokenizer
 
-    slot = "first version" if config.is_reference and context.device == "cpu" else "agent"
     version = inputs["agent"]
-    agent = warm_agent(
-        context.warm, version.path, version.digest, device=context.device, slot=slot, attention=context.attention
-    )
-    _, fingerprint = warm_tokenizer(context.warm, inputs["agent"].path)
+    # On a GPU memory is dear: there the first version takes the place of the newest one.
+    beside = config.is_reference and context.device == "cpu"
+    load = context.warm.first_version if beside else context.warm.agent
+    agent = load(version.path, version.digest, device=context.device, attention=context.attention)
+    _, fingerprint = context.warm.tokenizer(version.path)
     rows = [row for sampler in config.samplers for row in _rows_of(agent, fingerprint, sampler, inputs, config)]
     scorable = [row for row in rows if row["token_ids"]]
     if config.most is not None:

@@ -15,6 +15,7 @@ from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.manifest import Identity
 from hacrl_core.contracts.tables import TableSchema, write_table
+from hacrl_core.warm import WarmModels
 
 Metrics = dict[str, float]
 
@@ -62,7 +63,7 @@ class Context:
     progress: Callable[[int, int, str], None] = lambda done, total, note: None
     warn: Callable[[str], None] = lambda message: None
     partial: Path | None = None  # a folder that outlives a crash, for work finer than a stage
-    warm: dict[str, Any] = field(default_factory=dict)  # kept between stages of one process: engines, loaded agents
+    warm: WarmModels = field(default_factory=WarmModels)  # kept between stages of one process
     device: str = "cpu"
     attention: Attention = "auto"
 

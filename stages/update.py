@@ -74,7 +74,7 @@ def run(
 ) -> Result:
     from hacrl_core.agents.checkpoints import has_optimizer
     from hacrl_core.learning.trainer import Trainer
-    from hacrl_core.warm import give_back_memory, keep_agent, take_agent
+    from hacrl_core.warm import give_back_memory
 
     credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
     scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in config.samplers if s != config.learner}
@@ -93,7 +93,7 @@ def run(
         )
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     version = inputs["agent"]
-    agent = take_agent(context.warm, version.path, version.digest, device=context.device, attention=context.attention)
+    agent = context.warm.take_agent(version.path, version.digest, device=context.device, attention=context.attention)
     resumes = version.path if has_optimizer(version.path) else None
     trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed or 0)
     learner = _Learner(trainer, config, seed or 0)
@@ -112,7 +112,7 @@ def run(
 
     def published(ref: ArtifactRef) -> None:
         if after is not None:
-            keep_agent(context.warm, after, ref.path, ref.digest, device=context.device)
+            context.warm.keep_agent(after, ref.path, ref.digest, device=context.device)
         give_back_memory(weights)  # gradient, moments and activations are gone by now
 
     return Result(metrics, published=published)

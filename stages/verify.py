@@ -12,7 +12,7 @@ from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, TIMINGS, VERDICTS, read_table
 from hacrl_core.verification import VerdictKind, check_error_share
-from stages.checking import verify_resumable
+from stages.partial import verify_resumable
 from stages.spec import Context, OutFolder, Result, Stage
 
 

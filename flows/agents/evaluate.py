@@ -330,9 +330,8 @@ def _runner(store: Store, console: Console) -> Iterator[Callable[[StageCall, str
     finally:
         if used:
             from hacrl_core.verification import close_pool
-            from hacrl_core.warm import close_warm
 
-            close_warm(context.warm)
+            context.warm.close()
             close_pool()
 
 

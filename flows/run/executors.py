@@ -240,11 +240,11 @@ def _serve(
     import torch
 
     from hacrl_core.verification import close_pool
-    from hacrl_core.warm import close_warm
+    from hacrl_core.warm import WarmModels
 
     torch.set_num_threads(threads)
     _quieten()
-    warm: dict[str, Any] = {}
+    warm = WarmModels()
     chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(
@@ -262,7 +262,7 @@ def _serve(
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are going already; let the clean-up finish
-        close_warm(warm)
+        warm.close()
         close_pool()
 
 

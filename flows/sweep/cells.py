@@ -125,4 +125,4 @@ def _workers(config: CampaignConfig, store: Store, context: Context) -> Mapping[
 def _context_of(agent: str, config: CampaignConfig, context: Context) -> Context:
     settings = config.agents[agent]
     device = context.device if settings.device == "auto" else settings.device
-    return replace(context, warm=context.warm.setdefault(agent, {}), device=device, attention=settings.attention)
+    return replace(context, warm=context.warm.for_agent(agent), device=device, attention=settings.attention)

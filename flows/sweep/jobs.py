@@ -48,8 +48,7 @@ class Job:
         from flows.sweep.cells import run_job
 
         begun = time.perf_counter()
-        warm = context.warm.setdefault("agents", {})
-        tally = run_job(self, Store(store.root, on_problem=context.warn), replace(context, warm=warm))
+        tally = run_job(self, Store(store.root, on_problem=context.warn), context)
         return replace(tally, seconds=time.perf_counter() - begun)
 
 

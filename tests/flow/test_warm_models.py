@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from flows.campaign import run_campaign
 from flows.stage_calls import Calls
-from hacrl_core import warm as warm_models
+from hacrl_core.agents import agent as agents
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import DivergenceError
 from hacrl_core.problems import load_problems
@@ -39,9 +39,9 @@ def campaign(kind, root):
 @pytest.fixture(scope="module")
 def warm_run(tmp_path_factory):
     torch.set_num_threads(1)
-    loaded, load = [], warm_models.load_agent
+    loaded, load = [], agents.load_agent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_models, "load_agent", lambda path, **k: loaded.append(path) or load(path, **k))
+        patch.setattr(agents, "load_agent", lambda path, **k: loaded.append(path) or load(path, **k))
         runner = campaign(Inline, tmp_path_factory.mktemp("warm"))
     return runner, loaded
 
@@ -80,8 +80,9 @@ def test_weights_are_loaded_once_and_artifacts_equal_those_of_cold_processes(war
 def test_what_is_kept_is_what_was_published(warm_run):
     runner, _ = warm_run
     newest = runner.outcomes["update ada #2"].ref
-    (digest, _, _), agent = runner.context.warm["agent"]
-    assert (digest, agent.checkpoint) == (newest.digest, newest.path)
+    kept = runner.context.warm.newest
+    agent = kept.agent
+    assert (kept.policy_digest, agent.checkpoint) == (newest.digest, newest.path)
     on_disk = load_file(newest.path / "model.safetensors")
     for name, parameter in agent.model.named_parameters():
         assert torch.equal(parameter, on_disk[name])
@@ -97,7 +98,7 @@ def test_a_failed_update_leaves_no_half_trained_model_behind(warm_run, tmp_path,
     context, (store, call) = Context(), before_update(runner, 1, tmp_path)
     with pytest.raises(DivergenceError, match="not finite"):
         run_stage(store, call, context)
-    assert "agent" not in context.warm
+    assert context.warm.newest is None
 
 
 def test_a_lost_race_is_not_kept(warm_run, tmp_path, monkeypatch):
@@ -115,4 +116,4 @@ def test_a_lost_race_is_not_kept(warm_run, tmp_path, monkeypatch):
     context = Context()
     outcome = run_stage(store, call, context)
     assert outcome.ref.digest == runner.outcomes["update ada #1"].ref.digest
-    assert "agent" not in context.warm
+    assert context.warm.newest is None

@@ -10,7 +10,6 @@ from flows.run.replay import Done, bind
 from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
 from hacrl_core.problems import load_problems
-from hacrl_core.warm import close_warm
 from stages.runner import run_stage
 from stages.spec import Context
 from tests.flow.conftest import TINY, tiny
@@ -44,13 +43,10 @@ def test_a_campaign_of_three_iterations_on_vllm(vllm_config, tmp_path):
     runner = PerAgent(Store(tmp_path))
     try:
         run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
-        engines = {
-            agent: context.warm["engine"][1] for agent, context in runner.contexts.items() if "engine" in context.warm
-        }
-        assert set(engines) == {"ada", "ben"}
+        assert {agent for agent, context in runner.contexts.items() if context.warm.has_engine} == {"ada", "ben"}
     finally:
         for context in runner.contexts.values():
-            close_warm(context.warm)
+            context.warm.close()
     for agent in ("ada", "ben"):
         for iteration in range(3):
             metrics = runner.outcomes[f"score {agent} #{iteration}"].metrics

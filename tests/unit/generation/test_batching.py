@@ -15,7 +15,7 @@ from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.generation.builtin import BuiltinEngine, scheduler
 from hacrl_core.generation.builtin.decoder import Prefill
 from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
-from stages.resume import generate_resumable
+from stages.partial import generate_resumable
 from stages.spec import Context
 
 Checkpoint = Callable[[str], Path]

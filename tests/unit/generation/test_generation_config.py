@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig, VllmEngineConfig
+from hacrl_core.generation import create_engine, sampling_params
 from hacrl_core.generation.builtin import BuiltinEngine
-from hacrl_core.generation.factory import create_engine, sampling_params
 
 
 def test_kind_chooses_the_engine() -> None:

@@ -14,8 +14,8 @@ from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.generation.protocols import Generation, GenerationRequest
 from hacrl_core.verification import VerdictKind, close_pool
-from stages import checking
-from stages.resume import generate_resumable
+from stages import partial as shards
+from stages.partial import generate_resumable
 from stages.spec import Context
 
 VERIFIER = """
@@ -41,7 +41,7 @@ def verify(tmp_path, monkeypatch):
     log = tmp_path / "asked.txt"
     (tmp_path / "counting_verifier.py").write_text(VERIFIER.format(log=str(log)))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(checking, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(shards, "WORTH_SECONDS", 0.0)
     config = VerifyConfig(verifier="counting_verifier:check", workers=1)
 
     def run(responses, *, stop_after=None, partial=tmp_path / "partial"):
@@ -53,7 +53,7 @@ def verify(tmp_path, monkeypatch):
 
         context, verdicts = Context(progress=progress, partial=partial), None
         with suppress(Interrupted):
-            verdicts = checking.verify_resumable(responses, ["7"] * len(responses), config, context)
+            verdicts = shards.verify_resumable(responses, ["7"] * len(responses), config, context)
         return verdicts, log.read_text().split()
 
     yield run
@@ -70,11 +70,11 @@ RESPONSES = [str(number) for number in range(100, 160)]
 def test_an_interrupted_verification_checks_only_the_rest(verify, tmp_path):
     whole, asked = verify(RESPONSES, partial=tmp_path / "other")
     assert sorted(asked) == RESPONSES
-    nothing, first = verify(RESPONSES, stop_after=checking.FIRST_SHARD)
+    nothing, first = verify(RESPONSES, stop_after=shards.FIRST_SHARD)
     assert nothing is None
-    assert len(first) >= checking.FIRST_SHARD
+    assert len(first) >= shards.FIRST_SHARD
     verdicts, second = verify(RESPONSES)
-    assert sorted(second) == RESPONSES[checking.FIRST_SHARD :]
+    assert sorted(second) == RESPONSES[shards.FIRST_SHARD :]
     assert rewards(verdicts) == rewards(whole)
     assert sum(v.reward for v in verdicts) == 6
 
@@ -92,7 +92,7 @@ def tear(path: Path) -> None:
 @pytest.mark.parametrize("damage", [flip, tear, lambda path: path.write_bytes(b"")])
 def test_a_damaged_shard_is_checked_again(verify, tmp_path, damage):
     whole, _ = verify(RESPONSES, partial=tmp_path / "other")
-    verify(RESPONSES, stop_after=checking.FIRST_SHARD)
+    verify(RESPONSES, stop_after=shards.FIRST_SHARD)
     (shard,) = (tmp_path / "partial").glob("*.json")
     damage(shard)
     verdicts, asked = verify(RESPONSES)
@@ -102,10 +102,10 @@ def test_a_damaged_shard_is_checked_again(verify, tmp_path, damage):
 
 def test_verdicts_on_other_responses_and_failures_of_the_verifier_are_not_reused(verify):
     before = [*RESPONSES[:10], "broken", *RESPONSES[11:]]
-    verify(before, stop_after=checking.FIRST_SHARD)
+    verify(before, stop_after=shards.FIRST_SHARD)
     now = ["7", *before[1:]]
     verdicts, asked = verify(now)
-    assert sorted(asked) == sorted(["7", "broken", *now[checking.FIRST_SHARD :]])
+    assert sorted(asked) == sorted(["7", "broken", *now[shards.FIRST_SHARD :]])
     assert verdicts[0].reward == 1.0
     assert verdicts[10].verdict is VerdictKind.ERROR
 
@@ -152,7 +152,7 @@ def test_the_bar_shows_responses_and_tokens_per_second(monkeypatch):
             return super().generate(checkpoint, digest, requests, params)
 
     clock = itertools.count(step=2.0)  # a shard's start, then every report two seconds later
-    monkeypatch.setattr("stages.resume.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("stages.partial.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     seen = []
     ask(Reporting(), None, progress=lambda *now: seen.append(now))
     assert [done for done, _, _ in seen] == [1, 4, 5, 8, 9, 10]
