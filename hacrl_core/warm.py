@@ -1,7 +1,7 @@
 """What a process keeps loaded between stages: tokenizers, agents, a generation engine and the problems.
 
-The owner of a `WarmModels` decides how long it lives; nothing here is global. None of it changes a result. The module imports torch
-only when something is loaded, so that a campaign answered from the cache never does.
+The owner of a `WarmModels` decides how long it lives; nothing here is global. None of it changes a result. The module
+imports torch only when something is loaded, so that a campaign answered from the cache never does.
 """
 
 import contextlib
@@ -41,7 +41,10 @@ class LoadedAgent:
 
 @dataclass
 class WarmModels:
-    """Loaded models of one agent, newest version only. A process that serves several agents keeps one per agent: `for_agent`."""
+    """Loaded models of one agent, newest version only.
+
+    A process that serves several agents keeps one per agent: `for_agent`.
+    """
 
     newest: LoadedAgent | None = None
     first: LoadedAgent | None = None
@@ -87,7 +90,9 @@ class WarmModels:
     def take_agent(
         self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
     ) -> "Agent":
-        """Return the agent of these weights to be trained, and keep it no longer: a failure must not leave it half-trained here."""
+        """Return the agent of these weights to be trained, and keep it no longer: a failure must not leave it
+        half-trained here.
+        """
         agent = self.agent(checkpoint, policy_digest, device=device, attention=attention)
         self.newest = None
         if sum(p.numel() * p.element_size() for p in agent.model.parameters()) < _WORTH_GIVING_BACK:
@@ -95,12 +100,17 @@ class WarmModels:
         return agent
 
     def keep_agent(self, agent: "Agent", checkpoint: Path, policy_digest: str, *, device: str) -> None:
-        """Keep an agent whose weights were just published as ``policy_digest``, with the tokenizer of the published files."""
+        """Keep an agent whose weights were just published as ``policy_digest``, with the tokenizer of the published
+        files.
+        """
         tokenizer, _ = self.tokenizer(checkpoint)
         self.newest = LoadedAgent(policy_digest, device, replace(agent, checkpoint=checkpoint, tokenizer=tokenizer))
 
     def engine(self, config: GenerateConfig, device: str) -> "GenerationEngine":
-        """Return the engine of this config. Stages check the limit on prompts, so that generation and benchmarks share one engine."""
+        """Return the engine of this config.
+
+        Stages check the limit on prompts, so that generation and benchmarks share one engine.
+        """
         from hacrl_core.generation import create_engine
 
         engine_config = config.engine
@@ -153,8 +163,8 @@ class WarmModels:
 def _keep_freed_memory() -> None:
     """Let the C library keep up to a quarter of a gigabyte of freed memory.
 
-    By default it returns every larger block at once. A tiny model's update then asked the system for the same 75 MB of pages
-    again, which took a tenth of its time.
+    By default it returns every larger block at once. A tiny model's update then asked the system for the same 75 MB of
+    pages again, which took a tenth of its time.
     """
     with contextlib.suppress(OSError, AttributeError):  # no glibc
         libc = ctypes.CDLL("libc.so.6")

@@ -19,7 +19,7 @@ from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import Verdict, VerdictKind
 from hacrl_core.verification.normalise import text_key
 from stages.partial import generate_resumable, verify_resumable
-from stages.spec import Context, Metrics, OutFolder, Result, Stage
+from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
 MOST_TAG_VALUES = 30
 MOST_ANSWER_CHARS = 600
@@ -64,7 +64,7 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: EvaluateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     problems = load_problems(config.benchmark.problems).problems
-    generations = _answers(inputs["agent"], problems, config, seed or 0, context)
+    generations = _answers(inputs["agent"], problems, config, required_seed("evaluate", seed), context)
     repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
     verdicts = verify_resumable(
         [g.text for g in generations], [p.answer for p in repeated], config.verification, context
@@ -125,7 +125,8 @@ def outcomes_of(columns: Mapping[str, Sequence[Any]], samples: int) -> Outcomes:
 
 
 def _metrics(benchmark: BenchmarkConfig, outcomes: Outcomes) -> Metrics:
-    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing."""
+    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing.
+    """
     found = summarise(outcomes, benchmark.reported_ks)
     average = f"avg@{benchmark.samples}"
     for short, name in (

@@ -14,7 +14,7 @@ from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, read_table
 from hacrl_core.errors import EngineError
 from hacrl_core.seeding import derive_seed
 from stages.partial import generate_resumable
-from stages.spec import Context, Metrics, OutFolder, Result, Stage
+from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
 
 class GenerateSlice(StrictConfig):
@@ -35,12 +35,13 @@ def run(
     from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
 
+    seed = required_seed("generate", seed)
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
     tokenizer, fingerprint = context.warm.tokenizer(inputs["agent"].path)
     rendered = {p["prompt_id"]: tuple(render_prompt(tokenizer, p["messages"], config.chat_template)) for p in prompts}
     _check_length(rendered, config)
     wanted = [(p["prompt_id"], sample) for p in prompts for sample in range(config.samples_per_prompt)]
-    seeds = [derive_seed(seed or 0, prompt_id, sample) for prompt_id, sample in wanted]
+    seeds = [derive_seed(seed, prompt_id, sample) for prompt_id, sample in wanted]
     engine = context.warm.engine(config.generate, context.device)
     requests = [
         GenerationRequest(f"{prompt_id}/{sample:02d}", rendered[prompt_id], one)

@@ -17,7 +17,10 @@ class Peak:
 
 
 def begin() -> None:
-    """Forget earlier peaks. Where the system does not let us (no Linux), a stage reports the highest one of the process so far."""
+    """Forget earlier peaks.
+
+    Where the system does not let us (no Linux), a stage reports the highest one of the process so far.
+    """
     with contextlib.suppress(OSError):
         _RESET.write_text("5")
     for device in _gpus():

@@ -1,8 +1,9 @@
-"""Work finer than a stage, kept in shards so that a crash costs little: responses that were sampled, verdicts that were reached.
+"""Work finer than a stage, kept in shards so that a crash costs little: responses that were sampled, verdicts that were
+reached.
 
-Shards lie in the folder ``partial/<key of the stage call>``, so a call with another identity never sees them. They are removed when
-the artifact is published. Each shard names the request it answers and carries a digest of its content: one that is torn, altered or
-an answer to another request counts as absent.
+Shards lie in the folder ``partial/<key of the stage call>``, so a call with another identity never sees them. They are
+removed when the artifact is published. Each shard names the request it answers and carries a digest of its content: one
+that is torn, altered or an answer to another request counts as absent.
 """
 
 import hashlib
@@ -24,10 +25,11 @@ from stages.spec import Context
 if TYPE_CHECKING:
     from hacrl_core.generation.protocols import Generation, GenerationEngine, GenerationRequest
 
-# A shard of responses should be worth its file: small enough to lose little, large enough to keep the engine's batch full.
+# A shard of responses should be worth its file: small enough to lose little, large enough to keep the engine's batch
+# full.
 SHARD_BATCHES = 2
-# Verdicts do not depend on their batch, so their shards are cut by the clock: the first one is this many responses, the later
-# ones about as many seconds. What took less than half a second is not worth a file.
+# Verdicts do not depend on their batch, so their shards are cut by the clock: the first one is this many responses, the
+# later ones about as many seconds. What took less than half a second is not worth a file.
 FIRST_SHARD = 16
 SHARD_SECONDS = 5.0
 WORTH_SECONDS = 0.5
@@ -44,8 +46,9 @@ def generate_resumable(
 ) -> "list[Generation]":
     """Sample in shards of a few batches each, reading those that an interrupted run left.
 
-    The bounds of shards are fixed, so a response has the same neighbours, and hence the same rounding, whether or not its stage was
-    interrupted. A stage whose only work is one shard keeps none, unless ``keep_all`` says that more work follows.
+    The bounds of shards are fixed, so a response has the same neighbours, and hence the same rounding, whether or not
+    its stage was interrupted. A stage whose only work is one shard keeps none, unless ``keep_all`` says that more work
+    follows.
     """
     from hacrl_core.generation import sampling_params
     from hacrl_core.generation.protocols import Generation
@@ -123,7 +126,10 @@ def read_shard(path: Path | None, asked: str) -> list[Any] | None:
 
 
 def write_shard(path: Path | None, asked: str, rows: list[Any]) -> None:
-    """Write a shard in one step. It is not synced: after a power cut its digest does not match, and it is computed again."""
+    """Write a shard in one step.
+
+    It is not synced: after a power cut its digest does not match, and it is computed again.
+    """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

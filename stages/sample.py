@@ -14,7 +14,7 @@ from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS
 from hacrl_core.errors import StageError
 from hacrl_core.problems import Problem, ProblemSet, load_problems, within_length
-from stages.spec import Context, OutFolder, Result, Stage
+from stages.spec import Context, OutFolder, Result, Stage, required_seed
 
 
 class SampleSlice(StrictConfig):
@@ -29,7 +29,8 @@ class SampleSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: SampleSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    drawn = _problems(inputs, config, context).for_iteration(seed or 0, config.iteration, config.prompts)
+    seed = required_seed("sample", seed)
+    drawn = _problems(inputs, config, context).for_iteration(seed, config.iteration, config.prompts)
     columns: dict[str, list[Any]] = {
         "prompt_id": [p.problem_id for p in drawn],
         "messages": [[dict(m) for m in p.messages] for p in drawn],

@@ -84,7 +84,8 @@ def run(
 def _rows_of(
     agent: Any, fingerprint: str, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice
 ) -> list[dict[str, Any]]:
-    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim."""
+    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim.
+    """
     from hacrl_core.rendering import encode_response, render_prompt
 
     table = read_table(inputs[f"rollouts/{sampler}"].path / "rollouts.parquet", ROLLOUTS)

@@ -1,7 +1,8 @@
 """What a stage is: a name, a version, the slice of config it reads, and a function from inputs to one artifact.
 
-Each stage file ends with ``STAGE = Stage(...)``. Heavy libraries are imported inside the stage's function, so that a campaign whose
-artifacts are all there never loads torch. Bump ``version`` when the same inputs would give another artifact.
+Each stage file ends with ``STAGE = Stage(...)``. Heavy libraries are imported inside the stage's function, so that a
+campaign whose artifacts are all there never loads torch. Bump ``version`` when the same inputs would give another
+artifact.
 """
 
 import importlib
@@ -15,6 +16,7 @@ from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.manifest import Identity
 from hacrl_core.contracts.tables import TableSchema, write_table
+from hacrl_core.errors import StageError
 from hacrl_core.warm import WarmModels
 
 Metrics = dict[str, float]
@@ -100,3 +102,10 @@ class Stage:
 def find_stage(name: str) -> Stage:
     stage: Stage = importlib.import_module(f"stages.{name}").STAGE
     return stage
+
+
+def required_seed(stage: str, seed: int | None) -> int:
+    """Return the seed of a stage that cannot run without one."""
+    if seed is None:
+        raise StageError(f"{stage}: the call has no seed; plan it with one")
+    return seed

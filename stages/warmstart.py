@@ -6,7 +6,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
-from stages.spec import Context, Metrics, OutFolder, Result, Stage
+from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
 
 class WarmstartSlice(StrictConfig):
@@ -22,7 +22,7 @@ def run(
     def progress(done: int, total: int, metrics: Metrics) -> None:
         context.progress(done, total, f"steps, loss {metrics['loss']:.2f}" if "loss" in metrics else "steps")
 
-    found = warm_start(config.warmstart, config.corpus, seed or 0, out.path, progress)
+    found = warm_start(config.warmstart, config.corpus, required_seed("warmstart", seed), out.path, progress)
     return Result({f"warmstart/{name}": value for name, value in found.items()})
 
 

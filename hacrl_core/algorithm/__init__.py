@@ -1,18 +1,22 @@
-"""The mathematics of HACPO: pure functions on arrays, one module per mechanism. docs/algorithm.md reads beside it."""
+"""The mathematics of HACPO as pure functions on arrays.
+
+`hacpo` is the page to read first; docs/algorithm.md explains it.
+"""
 
 from hacrl_core.algorithm.advantage import group_advantages, learner_advantages
+from hacrl_core.algorithm.calibration import calibrated_config
 from hacrl_core.algorithm.capability import baseline_omega, capability_ratio, gradient_omega, smoothed_capability
-from hacrl_core.algorithm.clipping import calibrated_config
 from hacrl_core.algorithm.diagnostics import (
     RowStats,
     credit_metrics,
     effective_sample_size,
+    foreign_weight_bound,
     gradient_cosine,
     share_without_signal,
     summarise,
 )
 from hacrl_core.algorithm.groups import Groups, arrange_groups
-from hacrl_core.algorithm.loss import hacpo_loss
+from hacrl_core.algorithm.hacpo import Terms, foreign_window, hacpo_loss
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
 
@@ -22,6 +26,7 @@ __all__ = [
     "Objective",
     "ObjectiveRows",
     "RowStats",
+    "Terms",
     "arrange_groups",
     "baseline_omega",
     "calibrated_config",
@@ -29,6 +34,8 @@ __all__ = [
     "capability_ratio",
     "credit_metrics",
     "effective_sample_size",
+    "foreign_weight_bound",
+    "foreign_window",
     "gradient_cosine",
     "gradient_omega",
     "group_advantages",

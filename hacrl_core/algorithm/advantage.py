@@ -9,8 +9,8 @@ from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import AlgorithmError
 
 SIGMA_EPSILON = 1e-6
-# A weak sampler that solves a prompt is worth ω > 1 each; together they may lift μ above the largest reward, and then even a
-# right answer would have a negative advantage. The slack keeps rounding from deciding.
+# A weak sampler that solves a prompt is worth ω > 1 each; together they may lift μ above the largest reward, and then
+# even a right answer would have a negative advantage. The slack keeps rounding from deciding.
 BASELINE_CEILING = 1.0 + 1e-9
 
 
@@ -21,11 +21,11 @@ def group_advantages(
     learner: int,
     rollout_ids_PNG: npt.ArrayLike | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """A = (R − μ) / (σ + 1e-6) for one learner, with the capability-aware baseline μ (section 4, "Advantage").
+    """Return one learner's advantages A = (R − μ) / (σ + 1e-6), and the capability-aware baseline μ of each prompt.
 
-    ``rewards_PNG`` may be a `numpy.ma` masked array: masked responses (the verifier failed) count neither in μ nor in σ and get
-    advantage 0. A NaN that is not masked is an error. A prompt whose rewards are all equal teaches nothing: A = 0, and the
-    baseline returned is that reward. A prompt with nothing but masked responses has baseline 0.
+    ``rewards_PNG`` may be a `numpy.ma` masked array: masked responses (the verifier failed) count neither in μ nor in σ
+    and get advantage 0. A NaN that is not masked is an error. A prompt whose rewards are all equal teaches nothing: A =
+    0, and the baseline returned is that reward. A prompt with nothing but masked responses has baseline 0.
     """
     rewards, valid = _rewards(rewards_PNG, rollout_ids_PNG)
     omega_N = baseline_omega(capability_N, learner=learner)
@@ -54,7 +54,9 @@ def learner_advantages(
     config: HacpoConfig,
     rollout_ids_PNG: npt.ArrayLike | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """`group_advantages` under a config: own responses only without ``share_rollouts``, ω = 1 without capability-awareness."""
+    """`group_advantages` under a config: own responses only without ``share_rollouts``, ω = 1 without
+    capability-awareness.
+    """
     capability = as_floats("capability", capability_N, axes="N")
     if not config.capability_aware_advantage:
         capability = np.ones_like(capability)
@@ -71,10 +73,10 @@ def learner_advantages(
 
 
 def capability_baseline(rewards_PNG: FloatArray, valid_PNG: BoolArray, omega_N: FloatArray) -> FloatArray:
-    """μ = mean over all valid responses of ω(learner, sampler)·R, before the ceiling and before silent prompts are set aside.
+    """μ = mean over all valid responses of ω(learner, sampler)·R, before the ceiling and the rule for silent prompts.
 
-    With ω exact each sampler's term has the learner's expected reward, so the mean is unbiased whatever each sampler's share of
-    valid responses.
+    With ω exact each sampler's term has the learner's expected reward, so the mean is unbiased whatever each sampler's
+    share of valid responses.
     """
     weighted = np.where(valid_PNG, rewards_PNG, 0.0) * omega_N[None, :, None]
     mean: FloatArray = weighted.sum(axis=(1, 2)) / np.maximum(valid_PNG.sum(axis=(1, 2)), 1)

@@ -11,12 +11,12 @@ OMEGA_MIN, OMEGA_MAX = 0.1, 10.0
 
 
 def smoothed_capability(mean_rewards_IN: npt.ArrayLike, window: int) -> FloatArray:
-    """Smoothed capability P̂ of each agent: its mean reward averaged over the last K iterations (eq. of P̂ in section 4).
+    """Return the smoothed capability P̂ of each agent: its mean reward averaged over the last K iterations.
 
-    Oldest iteration first; the last row is the current one, and is included. NaN (or a masked entry) says that the agent took no
-    part in that iteration: it is left out of the average, so a newcomer's capability is that of its first iteration, and one
-    that returns is not held to what it was more than K iterations ago. An agent absent from the whole window gets NaN, which
-    `group_advantages` and `capability_ratio` refuse.
+    Oldest iteration first; the last row is the current one, and is included. NaN (or a masked entry) says that the
+    agent took no part in that iteration: it is left out of the average, so a newcomer's capability is that of its first
+    iteration, and one that returns is not held to what it was more than K iterations ago. An agent absent from the
+    whole window gets NaN, which `group_advantages` and `capability_ratio` refuse.
     """
     if window < 1:
         raise AlgorithmError(f"capability window {window}: must be at least 1 iteration")
@@ -38,8 +38,11 @@ def smoothed_capability(mean_rewards_IN: npt.ArrayLike, window: int) -> FloatArr
 
 
 def capability_ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
-    """ω(a, b) = P̂a / P̂b, clamped to [0.1, 10]: how much more a reward of `b` is worth on the scale of `a` (eq. 8)."""
-    top, bottom = np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
+    """ω(a, b) = P̂a / P̂b, clamped to [0.1, 10]: how much more a reward of `b` is worth on the scale of `a` (paper, eq.
+    8).
+    """
+    top = np.asarray(numerator, dtype=np.float64)
+    bottom = np.asarray(denominator, dtype=np.float64)
     for name, value in (("numerator", top), ("denominator", bottom)):
         if not (np.isfinite(value).all() and (value >= 0).all()):
             raise AlgorithmError(
@@ -53,13 +56,17 @@ def capability_ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> Fl
 
 
 def gradient_omega(capability_N: npt.ArrayLike, *, learner: int) -> FloatArray:
-    """ω(sampler, learner) of every sampler, the factor of its responses in the learner's gradient (eq. 8); 1 for the learner."""
+    """ω(sampler, learner) of every sampler, the factor of its responses in the learner's gradient (paper, eq. 8); 1 for
+    the learner.
+    """
     capability = _capabilities(capability_N, learner)
     return capability_ratio(capability, capability[learner])
 
 
 def baseline_omega(capability_N: npt.ArrayLike, *, learner: int) -> FloatArray:
-    """ω(learner, sampler) of every sampler, its factor in the baseline: the inverse of the *clamped* ω(sampler, learner)."""
+    """ω(learner, sampler) of every sampler, its factor in the baseline: the inverse of the *clamped* ω(sampler,
+    learner).
+    """
     inverse: FloatArray = 1.0 / gradient_omega(capability_N, learner=learner)
     return inverse
 

@@ -1,5 +1,8 @@
-"""Diagnostics: the numbers that say whether sharing works, as metrics ready for a manifest. docs/algorithm.md explains each."""
+"""Diagnostics: the numbers that say whether sharing works, as metrics ready for a manifest. docs/algorithm.md explains
+each.
+"""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,14 +14,17 @@ from torch import Tensor
 
 from hacrl_core.algorithm.capability import OMEGA_MAX, gradient_omega
 from hacrl_core.algorithm.checks import as_floats
-from hacrl_core.algorithm.clipping import Terms
+from hacrl_core.algorithm.hacpo import Terms, sequence_mean
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import AlgorithmError
 
 
 @dataclass(frozen=True)
 class RowStats:
-    """Per-row numbers of one or more updates, detached. Shares (below, above) are over tokens where ratios are per token."""
+    """Per-row numbers of one or more updates, detached.
+
+    Shares (below, above) are over tokens where ratios are per token.
+    """
 
     is_own: Tensor
     count: Tensor  # how many identical responses the row stands for
@@ -31,13 +37,38 @@ class RowStats:
     kl: Tensor  # NaN where there is no reference
 
     @classmethod
-    def of(cls, terms: Terms, ratio: Tensor, *, is_own: Tensor, count: Tensor, kl: Tensor | None = None) -> Self:
-        """From sequence-level terms."""
-        below, above = terms.below.to(ratio.dtype), terms.above.to(ratio.dtype)
-        no_kl = torch.full_like(ratio, torch.nan)
-        return cls(is_own, count, ratio, ratio, ratio, below, above, terms.weight.detach(), no_kl if kl is None else kl)
+    def of(
+        cls,
+        terms: Terms,
+        *,
+        is_own: Tensor,
+        count: Tensor | None = None,
+        kl: Tensor | None = None,
+        mask_BT: Tensor | None = None,
+    ) -> Self:
+        """Summarise the terms of a minibatch; with ``mask_BT`` they are per token, and a row's numbers are over its
+        tokens.
+        """
+        count = torch.ones(len(is_own), dtype=terms.ratio.dtype, device=is_own.device) if count is None else count
+        kl = torch.full_like(count, torch.nan) if kl is None else kl
+        ratio, weight = terms.ratio, terms.weight
+        if mask_BT is None:
+            below, above = terms.below.to(ratio.dtype), terms.above.to(ratio.dtype)
+            return cls(is_own, count, ratio, ratio, ratio, below, above, weight, kl)
+        return cls(
+            is_own=is_own,
+            count=count,
+            ratio=sequence_mean(ratio, mask_BT),
+            ratio_min=torch.where(mask_BT, ratio, torch.inf).amin(dim=1),
+            ratio_max=torch.where(mask_BT, ratio, -torch.inf).amax(dim=1),
+            below=sequence_mean(terms.below.double(), mask_BT),
+            above=sequence_mean(terms.above.double(), mask_BT),
+            weight=sequence_mean(weight, mask_BT),
+            kl=kl,
+        )
 
     def as_dict(self) -> dict[str, Tensor]:
+        """Return the columns by name, as the trainer passes them on."""
         return dict(vars(self))
 
 
@@ -48,10 +79,11 @@ def summarise(
     omega_max: float = OMEGA_MAX,
     prefix: str = "update/",
 ) -> dict[str, float]:
-    """One learner's metrics of an iteration, from the row statistics of all its updates; rows weigh by their count.
+    """Return one learner's metrics of an iteration, from the row statistics of all its updates; rows weigh by their
+    count.
 
-    ``omega_max`` is the largest ω(sampler, learner) in use, for the bound on a foreign weight. A metric without data is left
-    out rather than NaN: a run without foreign responses has no foreign ratio.
+    ``omega_max`` is the largest ω(sampler, learner) in use, for the bound on a foreign weight. A metric without data is
+    left out rather than NaN: a run without foreign responses has no foreign ratio.
     """
     if not rows:
         return {}
@@ -68,11 +100,27 @@ def summarise(
         metrics["foreign_ess"] = effective_sample_size(weight, count)
         metrics["foreign_ess_fraction"] = metrics["foreign_ess"] / float(count.sum())
         metrics["foreign_weight_max"] = float(weight.max())
-        metrics["foreign_weight_bound"] = config.foreign_weight_bound(omega_max)
+        metrics["foreign_weight_bound"] = foreign_weight_bound(omega_max, config)
     measured = own & ~np.isnan(column["kl"])
     if measured.any():
         metrics["kl_to_start"] = float(np.average(column["kl"][measured], weights=column["count"][measured]))
     return {prefix + name: value for name, value in metrics.items()}
+
+
+def foreign_weight_bound(largest_omega: float, config: HacpoConfig) -> float:
+    """Return the largest weight a foreign response's gradient can have, given the largest ω(sampler, learner) in use.
+
+    HACPO's ceiling of 1 on the ratio leaves ω alone. Wherever a `min` is taken instead, a foreign failure that the
+    learner likes better than the sampler did is limited by the clamp of the log-ratio only.
+    """
+    omega = largest_omega if config.capability_in_gradient else 1.0
+    if not config.share_rollouts:
+        return 0.0
+    if config.foreign_treatment == "hacpo" and not config.cross_clip:
+        return omega * math.exp((1 + config.alpha) * config.max_abs_log_ratio)
+    if config.foreign_treatment == "hacpo" and not config.pessimistic:
+        return omega
+    return omega * math.exp(config.max_abs_log_ratio)
 
 
 def _numbers(values: Tensor | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -108,7 +156,7 @@ def effective_sample_size(weight_B: npt.ArrayLike, count_B: npt.ArrayLike | None
 
 
 def share_without_signal(advantages_PNG: npt.ArrayLike) -> float:
-    """Share of prompts that teach this learner nothing because all rewards are equal."""
+    """Return the share of prompts that teach this learner nothing because all rewards are equal."""
     advantages = as_floats("advantages", advantages_PNG, axes="PNG")
     return float((advantages == 0).all(axis=(1, 2)).mean())
 
@@ -122,7 +170,8 @@ def credit_metrics(
     learner: int,
     prefix: str = "credit/",
 ) -> dict[str, float]:
-    """One learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler."""
+    """Return one learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler.
+    """
     omega = gradient_omega(capability_N, learner=learner)
     metrics = {
         "no_signal_share": share_without_signal(advantages_PNG),
@@ -134,7 +183,8 @@ def credit_metrics(
 
 
 def gradient_cosine(own: Tensor | Mapping[str, Tensor], foreign: Tensor | Mapping[str, Tensor]) -> float | None:
-    """Cosine between own and foreign gradient, as vectors or as dicts by parameter name; None if either is zero.
+    """Return the cosine between own and foreign gradient, as vectors or as dicts by parameter name; None if either is
+    zero.
 
     The paper proves it positive under an assumption; this measures it. Accumulates in float64, one parameter at a time.
     """

@@ -21,7 +21,9 @@ class Groups:
     rollout_ids_PNG: npt.NDArray[np.object_]
 
     def mean_rewards(self) -> FloatArray:
-        """Mean reward of each agent in this iteration, the row it adds to the capability history; NaN if nothing was verified."""
+        """Mean reward of each agent in this iteration, the row it adds to the capability history; NaN if nothing was
+        verified.
+        """
         values, valid = masked_floats("rewards", self.rewards_PNG, axes="PNG")
         total_N, count_N = np.where(valid, values, 0.0).sum(axis=(0, 2)), valid.sum(axis=(0, 2))
         mean_N: FloatArray = np.where(count_N > 0, total_N / np.maximum(count_N, 1), np.nan)
@@ -36,7 +38,10 @@ def arrange_groups(
     rewards: Sequence[float | None],
     agents: Sequence[str],
 ) -> Groups:
-    """Rows in any order into P × N × G; a reward of None is a verifier failure. Within a group the order is that of the rows."""
+    """Rows in any order into P × N × G; a reward of None is a verifier failure.
+
+    Within a group the order is that of the rows.
+    """
     lengths = {len(rollout_ids), len(agent_ids), len(prompt_ids), len(rewards)}
     if len(lengths) != 1:
         raise AlgorithmError(f"rollout columns have different lengths {sorted(lengths)}; pass one entry per rollout")

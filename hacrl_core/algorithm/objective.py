@@ -1,4 +1,9 @@
-"""The objective the trainer is given: rows of a minibatch in, their share of the loss out. The trainer knows no algorithm."""
+"""The objective given to the trainer: rows of a minibatch in, their share of `hacpo.hacpo_loss` out.
+
+The trainer knows no algorithm.
+
+This module picks rows and denominators, measures KL and refuses bad input; the mathematics is in `hacpo`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,11 +12,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hacrl_core.algorithm.checks import name_rollouts
-from hacrl_core.algorithm.clipping import Terms, require_calibrated
+from hacrl_core.algorithm import hacpo
+from hacrl_core.algorithm.checks import name_rollouts, require_calibrated, require_finite, require_shared
 from hacrl_core.algorithm.diagnostics import RowStats
-from hacrl_core.algorithm.loss import require_finite, require_shared, surrogate
-from hacrl_core.algorithm.ratio import k3, sequence_mean
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import AlgorithmError
 
@@ -21,7 +24,10 @@ TokenLists = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class ObjectiveRows:
-    """A minibatch without its tokens. ``old_logprobs`` are the learner's own at the start of the iteration, from the score stage."""
+    """A minibatch without its tokens.
+
+    ``old_logprobs`` are the learner's at the start of the iteration, from the score stage.
+    """
 
     sampler_mean_logprob_B: Tensor
     advantage_B: Tensor
@@ -35,17 +41,8 @@ class ObjectiveRows:
 
     def __post_init__(self) -> None:
         size = len(self.sampler_mean_logprob_B)
-        for name in (
-            "advantage_B",
-            "is_own_B",
-            "omega_B",
-            "weight_B",
-            "old_logprobs",
-            "reference_logprobs",
-            "rollout_ids",
-        ):
-            value = getattr(self, name)
-            if value is not None and len(value) != size:
+        for name, value in vars(self).items():
+            if name != "total_weight" and value is not None and len(value) != size:
                 raise AlgorithmError(f"objective: {name} has {len(value)} rows, sampler_mean_logprob_B has {size}")
         summed = float(self.weight_B.sum())
         if not self.total_weight >= summed * (1 - 1e-6) or not self.total_weight > 0:
@@ -56,10 +53,12 @@ class ObjectiveRows:
 
 
 def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfig) -> Objective:
-    """−Σ weight·term / total_weight of the rows asked for, so that the shares of a minibatch's pieces add up to its loss.
+    """Return a function from the learner's log-probs of some rows to their share of the loss; the shares add up to the
+    whole.
 
-    HACPO and GSPO take one ratio per response; GRPO one per token, averaged over the response, so that in each of them a long
-    response weighs as much as a short one. Works in float64 whatever the model's dtype: GSPO's window is 3e-4 wide.
+    HACPO and GSPO take one ratio per response; GRPO one per token, averaged over the response, so that in each of them
+    a long response weighs as much as a short one. Works in float64 whatever the model's dtype: GSPO's window is 3e-4
+    wide.
     """
     require_calibrated(config)
     numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
@@ -76,6 +75,8 @@ def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfi
 
 @dataclass(frozen=True)
 class _RowObjective:
+    """The callable that `make_objective` returns."""
+
     rows: ObjectiveRows
     update_index: int
     config: HacpoConfig
@@ -89,13 +90,14 @@ class _RowObjective:
         is_own_B = self.pick(self.rows.is_own_B, index_B, logprobs_BT64).bool()
         weight_B = self.pick(self.rows.weight_B, index_B, logprobs_BT64)
         by_token = self.config.ratio_level == "token"
-        now = logprobs_BT64 if by_token else sequence_mean(logprobs_BT64, mask_BT)
+        now = logprobs_BT64 if by_token else hacpo.sequence_mean(logprobs_BT64, mask_BT)
 
         def shaped(values_B: Tensor) -> Tensor:
             picked = self.pick(values_B, index_B, now)
             return picked[:, None].expand_as(now) if by_token else picked
 
-        terms, ratio = surrogate(
+        kl_B, measured_B = self.kl(logprobs_BT64, mask_BT, index_B, is_own_B)
+        loss, terms = hacpo.hacpo_loss(
             now,
             self.denominator(now, mask_BT, index_B, shaped),
             shaped(self.rows.advantage_B),
@@ -103,19 +105,21 @@ class _RowObjective:
             shaped(self.rows.omega_B),
             update_index=self.update_index,
             config=self.config,
+            mask_BT=mask_BT if by_token else None,
+            penalty_B=self.config.kl_coefficient * kl_B,
+            weight_B=weight_B,
+            total_weight=self.rows.total_weight,
         )
-        value_B = sequence_mean(terms.objective, mask_BT) if by_token else terms.objective
-        kl_B, measured_B = self.kl(logprobs_BT64, mask_BT, index_B, is_own_B)
-        loss = -(weight_B * (value_B - self.config.kl_coefficient * kl_B)).sum() / self.rows.total_weight
-        kl_stat = torch.where(measured_B, kl_B.detach(), torch.nan)
-        make_stats = _token_stats if by_token else _sequence_stats
-        return loss.to(logprobs_BT.dtype), make_stats(terms, ratio, mask_BT, is_own_B, weight_B, kl_stat).as_dict()
+        kl_stat_B = torch.where(measured_B, kl_B.detach(), torch.nan)
+        stats = RowStats.of(terms, is_own=is_own_B, count=weight_B, kl=kl_stat_B, mask_BT=mask_BT if by_token else None)
+        return loss.to(logprobs_BT.dtype), stats.as_dict()
 
     def denominator(self, now: Tensor, mask_BT: Tensor, index_B: Tensor, shaped: Callable[[Tensor], Tensor]) -> Tensor:
-        """The policy each response's likelihood is compared with: its sampler, or the learner at the start of the iteration.
+        """Return the log-prob each response is compared with: its sampler's, or the learner's at the start of the
+        iteration.
 
-        Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is its
-        present value, free of the noise between two forward passes, which GSPO's window would not forgive.
+        Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is
+        its present value. The noise between two forward passes would be wider than GSPO's window.
         """
         rows = self.rows
         sampler = shaped(rows.sampler_mean_logprob_B)
@@ -123,31 +127,33 @@ class _RowObjective:
             learner_then = now.detach()
         elif self.old is not None:
             old_BT = self.old.padded(index_B, mask_BT, fill_BT=torch.zeros_like(mask_BT, dtype=torch.float64))
-            learner_then = old_BT if now.ndim == 2 else sequence_mean(old_BT, mask_BT)
+            learner_then = old_BT if now.ndim == 2 else hacpo.sequence_mean(old_BT, mask_BT)
         else:
             learner_then = sampler  # for own responses the sampler was the learner
         return torch.where(shaped(self.against_learner_B).bool(), learner_then, sampler)
 
     @property
     def against_learner_B(self) -> Tensor:
+        """Where the denominator is the learner at the start of the iteration, not the sampler."""
         own = self.rows.is_own_B.bool()
         return torch.ones_like(own) if self.config.foreign_treatment == "as_own" else own
 
     def kl(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor, is_own_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean k3 per response to the starting policy, own responses only, and where it was measured; 0 elsewhere."""
+        """Return each own response's mean k3 to the starting policy, 0 for the others, and where it was measured."""
         if self.reference is None:
             return torch.zeros_like(is_own_B, dtype=torch.float64), torch.zeros_like(is_own_B)
         # A row without reference is compared with itself: its KL and its gradient are exactly 0.
         reference_BT = self.reference.padded(index_B, mask_BT, fill_BT=logprobs_BT.detach())
         measured_B = is_own_B & (self.reference.length_B[index_B] > 0).to(is_own_B.device)
-        kl_B = sequence_mean(k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT)
+        kl_B = hacpo.sequence_mean(hacpo.k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT)
         return torch.where(measured_B, kl_B, 0.0), measured_B
 
     def pick(self, values_B: Tensor, index_B: Tensor, like: Tensor) -> Tensor:
+        """Return the chosen rows of a column, in float64 on the device of ``like``."""
         return values_B.cpu()[index_B].to(like.device, torch.float64)
 
     def require_denominators(self) -> None:
-        """After the first update, a ratio to the learner's old policy needs that policy's log-probs."""
+        """Raise where the log-probs of a denominator or of the KL's reference are missing."""
         needs_old = self.config.ratio_level == "token" or bool(
             (self.against_learner_B & ~self.rows.is_own_B.bool()).any()
         )
@@ -174,6 +180,8 @@ class _RowObjective:
                 )
 
     def require_tokens(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:
+        """Raise for a response without tokens and for a log-prob that is not finite."""
+
         def names(bad_B: Tensor) -> str:
             return name_rollouts(bad_B.cpu(), [_name(self.rows.rollout_ids, i) for i in index_B])
 
@@ -190,28 +198,6 @@ class _RowObjective:
             )
 
 
-def _sequence_stats(
-    terms: Terms, ratio_B: Tensor, mask_BT: Tensor, is_own_B: Tensor, count_B: Tensor, kl_B: Tensor
-) -> RowStats:
-    return RowStats.of(terms, ratio_B, is_own=is_own_B, count=count_B, kl=kl_B)
-
-
-def _token_stats(
-    terms: Terms, ratio_BT: Tensor, mask_BT: Tensor, is_own_B: Tensor, count_B: Tensor, kl_B: Tensor
-) -> RowStats:
-    return RowStats(
-        is_own=is_own_B,
-        count=count_B,
-        ratio=sequence_mean(ratio_BT, mask_BT),
-        ratio_min=torch.where(mask_BT, ratio_BT, torch.inf).amin(dim=1),
-        ratio_max=torch.where(mask_BT, ratio_BT, -torch.inf).amax(dim=1),
-        below=sequence_mean(terms.below.double(), mask_BT),
-        above=sequence_mean(terms.above.double(), mask_BT),
-        weight=sequence_mean(terms.weight, mask_BT),
-        kl=kl_B,
-    )
-
-
 @dataclass(frozen=True)
 class _TokenTable:
     """Per-token lists of all rows in one flat tensor, so that a call gathers instead of looping."""
@@ -224,6 +210,7 @@ class _TokenTable:
 
     @classmethod
     def of(cls, what: str, lists: TokenLists, rollout_ids: Sequence[str] | None) -> Self:
+        """Flatten the lists, refusing what is not finite."""
         parts = [torch.zeros(0, dtype=torch.float64) if row is None else row.detach().cpu().double() for row in lists]
         flat = torch.cat([*parts, torch.zeros(1, dtype=torch.float64)])  # never empty: a place to point at
         length_B = torch.tensor([len(part) for part in parts])
@@ -234,7 +221,7 @@ class _TokenTable:
         return table
 
     def padded(self, index_B: Tensor, mask_BT: Tensor, *, fill_BT: Tensor) -> Tensor:
-        """The chosen rows at the places of the mask; a row without a list takes ``fill_BT``."""
+        """Return the chosen rows at the places of the mask; a row without a list takes ``fill_BT``."""
         start_B, have_B = self.start_B[index_B].to(mask_BT.device), self.length_B[index_B].to(mask_BT.device)
         wanted_B = mask_BT.sum(dim=1)
         wrong_B = (have_B != wanted_B) & (have_B > 0)

@@ -1,6 +1,5 @@
 """HACPO, its baselines and its ablations as one config model: every one of them is a setting of the same code."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -112,26 +111,6 @@ class HacpoConfig(StrictConfig):
                 f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
             )
         return self
-
-    def foreign_lower_bound(self, update_index: int) -> float:
-        """Lower bound of the foreign window after ``update_index`` updates: 1 − δ + m·δ_step, never above 1."""
-        step = self.cross_clip_step if self.stepwise_clip else 0.0
-        return min(1.0, 1.0 - self.cross_clip_delta + update_index * step)
-
-    def foreign_weight_bound(self, largest_omega: float) -> float:
-        """The largest weight a foreign response's gradient can have, given the largest ω(sampler, learner) in use.
-
-        HACPO's ceiling of 1 on the ratio leaves ω alone. Wherever a `min` is taken instead, a foreign failure that the learner
-        likes better than the sampler did is limited by the clamp of the log-ratio only.
-        """
-        omega = largest_omega if self.capability_in_gradient else 1.0
-        if not self.share_rollouts:
-            return 0.0
-        if self.foreign_treatment == "hacpo" and not self.cross_clip:
-            return omega * math.exp((1 + self.alpha) * self.max_abs_log_ratio)
-        if self.foreign_treatment == "hacpo" and not self.pessimistic:
-            return omega
-        return omega * math.exp(self.max_abs_log_ratio)
 
 
 _GSPO = {"share_rollouts": False}

@@ -77,7 +77,7 @@ def test_version_is_pinned_to_the_source(stage):
 
 
 def test_the_closure_reaches_what_matters():
-    update = {"hacrl_core.learning.trainer", "hacrl_core.algorithm.loss", "hacrl_core.learning.fused.linear_loss"}
+    update = {"hacrl_core.learning.trainer", "hacrl_core.algorithm.hacpo", "hacrl_core.learning.fused.linear_loss"}
     assert update <= set(closure("stages.update", {}))
     assert "hacrl_core.generation.builtin.engine" in closure("stages.generate", {})
     assert "hacrl_core.agents.agent" in closure("stages.score", {})

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from hacrl_core.algorithm import foreign_window
 from hacrl_core.config.algorithm import PRESETS, HacpoConfig, campaign_overrides, preset
 from hacrl_core.errors import ConfigError
 
@@ -16,9 +17,9 @@ def test_every_method_is_a_valid_config_that_survives_a_round_trip(name):
 def test_the_default_is_hacpo():
     assert preset("hacpo") == HacpoConfig()
     config = HacpoConfig(cross_clip_delta=0.2, cross_clip_step=0.025)
-    assert [config.foreign_lower_bound(m) for m in (0, 1, 8, 100)] == pytest.approx([0.8, 0.825, 1.0, 1.0])
-    assert max(config.foreign_lower_bound(m) for m in range(50)) <= 1.0
-    assert preset("without_stepwise").foreign_lower_bound(9) == pytest.approx(0.8)
+    assert [foreign_window(m, config)[0] for m in (0, 1, 8, 100)] == pytest.approx([0.8, 0.825, 1.0, 1.0])
+    assert max(foreign_window(m, config)[0] for m in range(50)) <= 1.0
+    assert foreign_window(9, preset("without_stepwise"))[0] == pytest.approx(0.8)
 
 
 def test_single_settings_over_a_preset():

@@ -6,10 +6,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from losses import loss_and_metrics
 
 from hacrl_core.algorithm import (
     HacpoConfig,
+    calibrated_config,
     capability_ratio,
+    foreign_weight_bound,
+    foreign_window,
     gradient_omega,
     group_advantages,
     hacpo_loss,
@@ -17,8 +21,7 @@ from hacrl_core.algorithm import (
     preset,
     smoothed_capability,
 )
-from hacrl_core.algorithm.clipping import calibrated_config, foreign_terms
-from hacrl_core.algorithm.loss import surrogate
+from hacrl_core.algorithm.hacpo import foreign_term, response_terms
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
@@ -139,7 +142,7 @@ def build(choice: dict) -> HacpoConfig:
 def test_loss_and_gradient(seed, size, update_index, choice):
     config, rows = build(choice), random_rows(np.random.default_rng(seed), size)
     learner = torch.tensor(rows["learner"], requires_grad=True)
-    loss, stats = hacpo_loss(
+    loss, stats = loss_and_metrics(
         learner,
         rows["sampler"],
         rows["advantage"],
@@ -161,12 +164,12 @@ def test_reported_weights_are_the_gradients_weights_and_keep_their_bound(seed, s
     config, rows = build(choice), random_rows(np.random.default_rng(seed), size)
     learner = torch.tensor(rows["learner"], requires_grad=True)
     sampler, advantage, is_own, omega = (torch.tensor(rows[key]) for key in ("sampler", "advantage", "is_own", "omega"))
-    terms, _ = surrogate(learner, sampler, advantage, is_own, omega, update_index=update_index, config=config)
+    terms = response_terms(learner, sampler, advantage, is_own, omega, update_index=update_index, config=config)
     terms.objective.sum().backward()
     assert learner.grad is not None
     np.testing.assert_allclose(learner.grad, terms.weight * advantage, rtol=1e-10, atol=1e-12)
     if not is_own.all():
-        bound = config.foreign_weight_bound(float(omega[~is_own].max()))
+        bound = foreign_weight_bound(float(omega[~is_own].max()), config)
         assert float(terms.weight[~is_own].max()) <= bound * (1 + 1e-12)
 
 
@@ -187,7 +190,7 @@ def test_float32_agrees_with_float64():
 def test_own_ratio_is_exactly_one_against_its_own_detached_value():
     learner = torch.randn(64, requires_grad=True)
     own = torch.ones(64, dtype=torch.bool)
-    _, stats = hacpo_loss(
+    _, stats = loss_and_metrics(
         learner, learner.detach(), torch.randn(64), own, torch.ones(64), update_index=0, config=HacpoConfig()
     )
     assert stats["update/own_ratio_min"] == stats["update/own_ratio_max"] == 1.0
@@ -215,7 +218,7 @@ def test_one_agent_hacpo_is_gspo_bit_for_bit(dtype):
         learner = torch.tensor(-noise.random(size), dtype=dtype, requires_grad=True)
         sampler = learner.detach() + torch.tensor(4e-4 * noise.standard_normal(size), dtype=dtype)
         own = np.ones(size, dtype=bool)
-        loss, stats = hacpo_loss(
+        loss, stats = loss_and_metrics(
             learner, sampler, advantages.reshape(-1), own, np.ones(size), update_index=3, config=config
         )
         loss.backward()
@@ -246,15 +249,15 @@ def test_calibrated_window_is_the_narrowest_that_holds_the_share(seed, size, sha
         return
     fitting = [low for low in candidates if sum(c for s, c in foreign if low <= s <= 1) >= wanted_mass * (1 - 1e-9)]
     wanted = fitting[0] if fitting else candidates[-1]
-    assert calibrated.foreign_lower_bound(0) == pytest.approx(wanted, rel=3e-6)
-    assert calibrated.foreign_lower_bound(0) <= wanted
+    assert foreign_window(0, calibrated)[0] == pytest.approx(wanted, rel=3e-6)
+    assert foreign_window(0, calibrated)[0] <= wanted
 
 
 def test_pessimistic_lets_low_successes_teach_and_low_failures_not():
     ratio = torch.tensor([0.3, 0.3, 0.9, 0.9, 1.5, 1.5], dtype=torch.float64)
     advantage = torch.tensor([1.0, -1.0] * 3, dtype=torch.float64)
     config = preset("hacpo_pessimistic", alpha=2.0)
-    terms = foreign_terms(ratio, advantage, torch.full_like(ratio, 2.0), 0.8, config)
+    terms = foreign_term(ratio, advantage, torch.full_like(ratio, 2.0), (0.8, 1.0), config)
     # min(s·A, clip(s, 0.8, 1)·A) · min(s, 1)² · ω, by hand
     wanted_value = [0.3 * 0.09 * 2, -0.8 * 0.09 * 2, 0.9 * 0.81 * 2, -0.9 * 0.81 * 2, 1.0 * 2, -1.5 * 2]
     np.testing.assert_allclose(terms.objective, wanted_value, rtol=1e-12)
