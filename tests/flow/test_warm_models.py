@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from flows.campaign import run_campaign
 from flows.stage_calls import Calls
-from hacrl_core.agents import agent as agents
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import DivergenceError
 from hacrl_core.problems import load_problems
+from hacrl_core.warm import WarmModels
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 from tests.flow.conftest import TINY, Inline, tiny
@@ -39,9 +39,9 @@ def campaign(kind, root):
 @pytest.fixture(scope="module")
 def warm_run(tmp_path_factory):
     torch.set_num_threads(1)
-    loaded, load = [], agents.load_agent
+    loaded, load = [], WarmModels._load
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agents, "load_agent", lambda path, **k: loaded.append(path) or load(path, **k))
+        patch.setattr(WarmModels, "_load", lambda self, path, *rest: loaded.append(path) or load(self, path, *rest))
         runner = campaign(Inline, tmp_path_factory.mktemp("warm"))
     return runner, loaded
 
