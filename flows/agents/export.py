@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from flows.agents.evaluate import find_agent
+from flows.agents.find import find_agent
 from flows.home import Home
 from flows.record.history import History, read_history
 from hacrl_core.artifacts import ArtifactRef, Store

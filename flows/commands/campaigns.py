@@ -98,7 +98,8 @@ def evaluate(
     home: HomeOption = None,
 ) -> None:
     """Evaluate any agent, trained here or not, on benchmarks; what was computed before is only shown."""
-    from flows.agents.evaluate import Changes, evaluate_agent
+    from flows.agents.evaluate import evaluate_agent
+    from flows.agents.find import Changes
     from flows.views.evaluations import show_evaluations
 
     console = Console()

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from flows.agents.evaluate import versions_of
 from flows.record.log import failure
-from flows.record.record import Entry, is_running, read_campaign, read_entries
+from flows.record.record import Entry, is_running, read_campaign, read_entries, versions_of
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Manifest

@@ -7,13 +7,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
 
+from flows.home import Home
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
@@ -21,6 +22,9 @@ from hacrl_core.contracts.manifest import Identity, changed_fields
 from hacrl_core.errors import ArtifactError, ConfigError
 from stages.runner import Outcome
 from stages.spec import StageCall, find_stage
+
+# The stages that make an agent's first version.
+ORIGINS = ("warmstart", "adopt")
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,38 @@ def is_running(folder: Path) -> bool:
 def reference(store: Store, entry: Entry) -> ArtifactRef:
     manifest = store.manifest(entry.stage, entry.key)
     return ArtifactRef(entry.stage, entry.key, manifest.content_digest, store.folder(entry.stage, entry.key))
+
+
+def versions_of(store: Store, entries: Sequence[Entry], agent: str, config: CampaignConfig) -> list[Entry]:
+    """Return the agent's versions in order; the first is the one before any iteration.
+
+    A campaign whose settings changed, and that has not run to its end since, has records of the old settings behind the
+    new ones. So the list ends before a version that was not made from its predecessor.
+    """
+    own = [entry for entry in entries if entry.agent == agent]
+    versions = [entry for entry in own if entry.stage in ORIGINS][-1:]
+    updates = {entry.iteration: entry for entry in own if entry.stage == "update"}
+    settings = config.agents[agent]
+    for iteration in range(settings.joins, min(settings.leaves or config.iterations, config.iterations)):
+        update = updates.get(iteration)
+        if not versions or update is None or not _made_from(store, versions[-1], update):
+            break
+        versions.append(update)
+    return versions
+
+
+def _made_from(store: Store, before: Entry, update: Entry) -> bool:
+    try:
+        digest = store.manifest(before.stage, before.key).content_digest
+        return store.manifest(update.stage, update.key).identity.inputs["agent"] == digest
+    except ArtifactError:
+        # One of the two was deleted: nothing contradicts it.
+        return True
+
+
+def evaluations_log(home: Home) -> Path:
+    """Return the file that lists what ``hacrl eval`` made: no campaign records it, and it is not garbage."""
+    return home.root / "evaluations.jsonl"
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.agents.evaluate import versions_of
 from flows.home import Home
-from flows.record.record import read_campaign, read_entries
+from flows.record.record import read_campaign, read_entries, versions_of
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
 

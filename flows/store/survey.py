@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.agents.evaluate import evaluations_log
 from flows.home import Home
 from flows.record.history import History, read_history
-from flows.record.record import is_running
+from flows.record.record import evaluations_log, is_running
 from flows.store.pins import Pin, read_pins
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig

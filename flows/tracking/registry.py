@@ -13,9 +13,8 @@ from typing import Any
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from flows.agents.evaluate import ORIGINS
 from flows.record.history import History
-from flows.record.record import Entry
+from flows.record.record import ORIGINS, Entry
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError

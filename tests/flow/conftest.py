@@ -87,7 +87,9 @@ class Inline:
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store for all inline campaigns of all test processes: warm starts and first rollouts are computed once."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 @pytest.fixture

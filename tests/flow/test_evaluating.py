@@ -9,11 +9,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.agents.evaluate import Changes, change, find_agent, versions_of
+from flows.agents.find import Changes, change_benchmark, find_agent
 from flows.campaign import run_campaign
 from flows.cli import app
 from flows.home import Home
-from flows.record.record import Record, read_entries
+from flows.record.record import Record, read_entries, versions_of
 from flows.run.replay import bind
 from flows.stage_calls import Calls
 from hacrl_core.artifacts import Store
@@ -147,7 +147,7 @@ def test_breakdown_by_the_datasets_tags(hacrl, tmp_path):
     [
         (["nobody"], "agent nobody: neither a folder with a checkpoint (config.json), nor campaign/agent (campaigns"),
         (["tiny/zoe"], "agent zoe: not in campaign tiny; its agents are ada, ben"),
-        (["tiny/ada@9"], "tiny/ada@9: no such version; give latest, best, or the iterations it has behind it, 0 to 2"),
+        (["tiny/ada@9"], "tiny/ada@9: no such version; give latest, best, or a number of iterations from 0 to 2"),
         (["tiny/ada", "-b", "nope"], "--benchmark nope: not known; choose from held_out, math"),
         (["tiny/ada", "-b", "nope.yaml"], "nope.yaml: No such file"),
         (["tiny/ada", "--samples", "3"], "3 greedy samples are all alike"),
@@ -162,7 +162,7 @@ def test_mistakes_are_one_line(hacrl, words, says):
 
 def test_changes_keep_the_benchmarks_own_limits():
     aime = BenchmarkConfig.model_validate({"problems": "aime2025", "ks": [1, 8, 30]})
-    changed = change(aime, Changes(samples=8, limit=5))
+    changed = change_benchmark(aime, Changes(samples=8, limit=5))
     assert (changed.samples, changed.temperature, changed.ks, changed.problems.filters.max_problems) == (8, 1.0, (1, 8), 5)  # fmt: skip
-    assert change(changed, Changes(limit=50)).problems.filters.max_problems == 5
-    assert change(aime, Changes()) == aime
+    assert change_benchmark(changed, Changes(limit=50)).problems.filters.max_problems == 5
+    assert change_benchmark(aime, Changes()) == aime

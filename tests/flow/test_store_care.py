@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.agents.evaluate import Changes, evaluate_agent
+from flows.agents.evaluate import evaluate_agent
+from flows.agents.find import Changes
 from flows.home import Home
 from flows.record.record import Record
 from flows.store import pins

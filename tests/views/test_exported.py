@@ -106,7 +106,7 @@ def test_a_chat_template_of_the_campaign_goes_with_the_agent(own, tmp_path):
 @pytest.mark.parametrize(
     ("agent", "says"),
     [
-        ("seen/ada@9", "no such version; give latest, best, or the iterations it has behind it, 0 to 3"),
+        ("seen/ada@9", "no such version; give latest, best, or a number of iterations from 0 to 3"),
         ("seen/zoe", "agent zoe: not in campaign seen"),
         ("nobody/ada", "not an agent of a campaign|neither a folder"),
     ],
