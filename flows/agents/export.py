@@ -1,6 +1,7 @@
-"""``hacrl export``: an agent as a plain checkpoint. What transformers and vLLM need to load it, and a card that says where it comes from.
+"""``hacrl export``: write an agent as a plain checkpoint with a model card.
 
-Nothing in the folder refers to this project: no optimizer, no adapter beside its merged weights, no manifest.
+The folder has what transformers and vLLM need, and nothing of this project: no optimizer, no adapter beside its merged
+weights, no manifest.
 """
 
 import json
@@ -20,19 +21,21 @@ from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ConfigError
 
-# Training state, and the adapter whose weights are merged already.
+# Training state, and the adapter, whose weights are merged.
 LEFT_OUT = ("training/", "adapter/")
 
 
 @dataclass(frozen=True)
 class Exported:
-    name: str  # campaign/agent@iterations
+    """What was written; ``name`` is campaign/agent@iterations."""
+
+    name: str
     folder: Path
     bytes: int
 
 
 def export_agent(home: Home, name: str, folder: Path) -> Exported:
-    """Write the checkpoint beside its place, then move it there: a folder that exists is whole."""
+    """Export an agent into a folder that is new or empty. It is moved there when it is complete."""
     store, folder = Store(home.store), folder.expanduser().absolute()
     subject = find_agent(store, home, name)
     if not isinstance(subject.version, ArtifactRef):
@@ -40,12 +43,13 @@ def export_agent(home: Home, name: str, folder: Path) -> Exported:
             f"agent {name}: not an agent of a campaign; give campaign/agent, optionally with @best or @12"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there already; give a folder that is new or empty")
+        raise ConfigError(f"{folder}: already exists; give a folder that is new or empty")
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        with store.reading([subject.version]):  # nobody collects it meanwhile
+        # The lease keeps a clean-up from collecting it meanwhile.
+        with store.reading([subject.version]):
             _copy(store.manifest(subject.version.stage, subject.version.key), subject.version.path, draft)
         _stop_tokens(draft)
         _chat_template(draft, subject.chat_template)
@@ -60,7 +64,7 @@ def export_agent(home: Home, name: str, folder: Path) -> Exported:
 
 
 def _copy(manifest: Manifest, source: Path, target: Path) -> None:
-    """By content, not by mode: weights are private in the store, a checkpoint is as open as its folder."""
+    """Copy the contents without the modes: weights are private in the store, a checkpoint is as open as its folder."""
     for output in manifest.outputs:
         if not output.path.startswith(LEFT_OUT):
             place = target / output.path
@@ -69,7 +73,7 @@ def _copy(manifest: Manifest, source: Path, target: Path) -> None:
 
 
 def _stop_tokens(folder: Path) -> None:
-    """All end tokens go where both libraries look for them: models know some in their config, some in their tokenizer."""
+    """Write all end tokens, those of the config and those of the tokenizer, where both libraries look for them."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -84,7 +88,7 @@ def _stop_tokens(folder: Path) -> None:
 
 
 def _chat_template(folder: Path, own: str | None) -> None:
-    """The template that the campaign used instead of the tokenizer's, where it did."""
+    """Write the template that the campaign used instead of the tokenizer's, if it did."""
     if own is None:
         return
     (folder / "chat_template.jinja").write_text(own, encoding="utf-8")
@@ -98,7 +102,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-# -- the card ------------------------------------------------------------------------------------------------------------
+# -- the card ---------------------------------------------------------------------------------------------------------
 
 _CARD = """\
 ---
@@ -154,6 +158,7 @@ This version was not evaluated.
 
 
 def model_card(store: Store, home: Home, name: str, version: ArtifactRef) -> str:
+    """Return the README of an exported agent: how to use it, its results, its lineage."""
     base, _, number = name.partition("@")
     campaign, _, agent = base.partition("/")
     history = read_history(store, home.campaign(campaign))

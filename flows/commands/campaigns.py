@@ -100,7 +100,7 @@ def evaluate(
     """Evaluate any agent, trained here or not, on benchmarks; what was computed before is only shown."""
     from flows.agents.evaluate import evaluate_agent
     from flows.agents.find import Changes
-    from flows.views.evaluations import show_evaluations
+    from flows.views.summary import show_evaluations
 
     console = Console()
     changes = Changes(samples, temperature, max_tokens, limit, engine, batch_size)

@@ -1,10 +1,10 @@
-"""A campaign's log: plain lines in ``campaigns/<name>/log.txt``, one for each thing that happened. ``hacrl logs`` shows it.
+"""A campaign's log: plain lines in ``campaigns/<name>/log.txt``, one per event. ``hacrl logs`` shows it.
 
     2026-11-16 04:31:07 start    generate ada #3
     2026-11-16 04:31:09 done     generate ada #3: 1.84 s
 
-The kind is one of KINDS, or ``|name`` for a line that the worker process of that agent printed. Written line by line, so a killed run leaves
-everything up to its last moment.
+The kind is one of KINDS, or ``|name`` for a line that the worker process of that agent printed. Every line is flushed,
+so a killed run leaves everything up to its last moment.
 """
 
 import threading
@@ -21,21 +21,25 @@ from stages.spec import StageCall
 
 KINDS = ("run", "start", "done", "cached", "waiting", "warning", "error", "end")
 NAME = "log.txt"
-FAILED = "failed"  # how the last line of a run that failed begins
+# How the last line of a failed run begins.
+FAILED = "failed"
 _POLL_SECONDS = 0.25
 _TAIL_BYTES = 1 << 16
-_WIDTH = 8  # of the kind
+# Of the column with the kind.
+_WIDTH = 8
 
 
 @dataclass(frozen=True)
 class Line:
-    at: str  # local time
+    """One line of the log; ``at`` is local time."""
+
+    at: str
     kind: str
     text: str
 
 
 class Logbook:
-    """Open for writing. Every method may be called from several threads."""
+    """A campaign's log, open for writing. Every method may be called from several threads."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,6 +48,7 @@ class Logbook:
         self._lock = threading.Lock()
 
     def write(self, kind: str, text: str) -> None:
+        """Write one event, one line for each line of its text."""
         with self._lock:
             if kind != "cached" and self._cached:
                 self._put("cached", f"{self._cached} {'stages' if self._cached > 1 else 'stage'} from the store")
@@ -51,14 +56,16 @@ class Logbook:
             self._put(kind, text)
 
     def warn(self, message: str) -> None:
+        """Write a warning."""
         self.write("warning", message)
 
     def observers(self) -> Observers:
-        """Warnings come through the display, which tells each of them once."""
+        """Return what writes a run's events. Warnings come through the display, which passes each on once."""
         events = Events(waiting=self._waiting, output=lambda worker, line: self.write(f"|{worker}", line))
         return Observers(started=self._started, finished=self._finished, iteration=lambda number: None, events=events)
 
     def close(self) -> None:
+        """Close the file; later events are dropped."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -69,7 +76,8 @@ class Logbook:
         self.write("start", call.label + reason)
 
     def _finished(self, call: StageCall, outcome: Outcome) -> None:
-        if outcome.cached:  # told in one line when something else happens: a resumed campaign has thousands of them
+        if outcome.cached:
+            # Written as one line before the next event of another kind: a resumed campaign has thousands of them.
             with self._lock:
                 self._cached += 1
             return
@@ -91,7 +99,7 @@ class Logbook:
 
 
 def parse(raw: str) -> Line | None:
-    """A line of the file; None where a crash tore it."""
+    """Parse a line of the file; return None for a line that a crash tore."""
     day, _, rest = raw.rstrip("\n").partition(" ")
     at, _, rest = rest.partition(" ")
     kind = rest.partition(" ")[0]
@@ -101,6 +109,7 @@ def parse(raw: str) -> Line | None:
 
 
 def read_log(folder: Path) -> list[Line]:
+    """Return all lines of the log; none where there is no log."""
     path = folder / NAME
     if not path.exists():
         return []
@@ -109,7 +118,7 @@ def read_log(folder: Path) -> list[Line]:
 
 
 def failure(folder: Path) -> str | None:
-    """What the last run failed of, as of the end of its log; None where it ended otherwise, or did not end."""
+    """Return the error that ended the last run; None if it ended otherwise or has not ended."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -124,15 +133,17 @@ def failure(folder: Path) -> str | None:
 
 
 def follow(folder: Path, skip: int) -> Iterator[Line | None]:
-    """Lines after the first ``skip`` as they come; None whenever there is nothing new, so that the caller can stop."""
-    path, seen, rest = folder / NAME, 0, ""
+    """Yield the lines after the first ``skip``, and None whenever there is nothing new, so that the caller can stop."""
+    path = folder / NAME
+    seen, rest = 0, ""
     while not path.exists():
         yield None
         time.sleep(_POLL_SECONDS)
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             rest += file.readline()
-            if not rest.endswith("\n"):  # nothing, or a line whose end is still to come
+            # Nothing new, or a line that is not complete yet.
+            if not rest.endswith("\n"):
                 yield None
                 time.sleep(_POLL_SECONDS)
                 continue

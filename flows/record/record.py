@@ -1,6 +1,7 @@
-"""A campaign's record: which artifact each stage call had, in the order it finished. Append-only; the last line of a label counts.
+"""A campaign's record: the artifact of each stage call, in the order of finishing.
 
-It says nothing that the manifests do not say; it only finds them again, for status, reports, clean-up and "what changed".
+The file is append-only; the last line of a label counts. It adds nothing to the manifests: it finds them again, for
+status, reports, clean-up and "what changed".
 """
 
 import json
@@ -29,6 +30,8 @@ ORIGINS = ("warmstart", "adopt")
 
 @dataclass(frozen=True)
 class Entry:
+    """One line of the record: a finished stage call and the key of its artifact."""
+
     label: str
     stage: str
     key: str
@@ -41,15 +44,17 @@ class Entry:
 
 
 class Record:
-    """One campaign's record, open for writing; the lock says that the campaign runs."""
+    """One campaign's record, open for writing. It holds the lock that says that the campaign is running."""
 
     def __init__(self, folder: Path, config: CampaignConfig) -> None:
         self.folder, self.config = folder, config
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = try_exclusive(folder / "running.lock", patience=1.0)  # others only look, for a moment
+        # Readers take the lock for a moment to see whether it is free; so wait a little.
+        self._lock = try_exclusive(folder / "running.lock", patience=1.0)
         if self._lock is None:
             raise ConfigError(
-                f"campaign {config.name}: already running ({holder(folder / 'running.lock')}); wait for it, or give this one another name"
+                f"campaign {config.name}: already running ({holder(folder / 'running.lock')}); "
+                "wait for it, or give this one another name"
             )
         self._now: dict[str, Entry] = {}
         self._fresh: list[Entry] = []
@@ -63,6 +68,7 @@ class Record:
             raise
 
     def add(self, call: StageCall, outcome: Outcome) -> Entry:
+        """Record a finished call; one that is in the record with the same key is not written again."""
         entry = Entry(
             label=call.label,
             stage=call.stage,
@@ -84,7 +90,7 @@ class Record:
         return entry
 
     def why(self, store: Store, call: StageCall) -> list[str]:
-        """Which fields make this call differ from the one that bore its label last time; empty where nothing did."""
+        """Return the fields in which this call differs from the last one with its label; empty if there was none."""
         known = self._before.get(call.label)
         if known is None:
             return []
@@ -96,15 +102,18 @@ class Record:
         return changed_fields(old, new)
 
     def entries(self) -> list[Entry]:
+        """Return the entries of this run, one for each label."""
         with self._writing:
             return list(self._now.values())
 
     def entries_since_last_call(self) -> list[Entry]:
+        """Return the entries added since this method was called last."""
         with self._writing:
             fresh, self._fresh = self._fresh, []
             return fresh
 
     def close(self) -> None:
+        """Close the file and release the lock."""
         try:
             self._file.close()
         finally:
@@ -120,7 +129,7 @@ class Record:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """The last entry of each label, oldest label first. A line torn by a crash is passed over."""
+    """Return the last entry of each label, oldest label first. A line torn by a crash is skipped."""
     latest: dict[str, Entry] = {}
     for raw in _lines(folder / "stages.jsonl"):
         entry = Entry(**raw)
@@ -129,6 +138,7 @@ def read_entries(folder: Path) -> list[Entry]:
 
 
 def read_campaign(folder: Path) -> CampaignConfig:
+    """Return the config of the last run; raise ConfigError if there is none that this version can read."""
     try:
         return CampaignConfig.model_validate_json((folder / "config.json").read_bytes())
     except OSError:
@@ -136,17 +146,42 @@ def read_campaign(folder: Path) -> CampaignConfig:
         raise ConfigError(f"campaign {folder.name}: not found in {folder.parent}; known campaigns: {known}") from None
     except ValidationError:
         raise ConfigError(
-            f"campaign {folder.name}: {folder / 'config.json'} is of another version of hacrl; run its config again to renew it"
+            f"campaign {folder.name}: {folder / 'config.json'} was written by another version of hacrl; "
+            "run its config again to renew it"
         ) from None
 
 
 def is_running(folder: Path) -> bool:
+    """Say whether a process holds the lock of the campaign (or sweep) in this folder."""
     return is_held(folder / "running.lock")
 
 
 def reference(store: Store, entry: Entry) -> ArtifactRef:
+    """Return the artifact of an entry; raise ArtifactError if its manifest is gone."""
     manifest = store.manifest(entry.stage, entry.key)
     return ArtifactRef(entry.stage, entry.key, manifest.content_digest, store.folder(entry.stage, entry.key))
+
+
+def campaign_folders(home: Home) -> list[Path]:
+    """Return the campaigns' folders, the one with the newest activity first."""
+    found = [path.parent for path in home.campaigns.glob("*/config.json")]
+    return sorted(found, key=lambda folder: -last_activity(folder))
+
+
+def find_campaign(home: Home, name: str | None) -> Path:
+    """Return the folder of the named campaign, or of the one with the newest activity."""
+    if name is not None:
+        return home.campaign(name)
+    folders = campaign_folders(home)
+    if not folders:
+        raise ConfigError(f"no campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml")
+    return folders[0]
+
+
+def last_activity(folder: Path) -> float:
+    """Return the time stamp of the last entry; the folder's own where there is no record."""
+    record = folder / "stages.jsonl"
+    return os.path.getmtime(record if record.exists() else folder)
 
 
 def versions_of(store: Store, entries: Sequence[Entry], agent: str, config: CampaignConfig) -> list[Entry]:
@@ -192,7 +227,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _open_to_append(path: Path) -> TextIO:
-    """A line that a crash tore off is ended first, so that it does not swallow the next one."""
+    """Open the file; end a line that a crash tore, so that the next one does not join it."""
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     file = path.open("a")
     if torn:

@@ -1,4 +1,4 @@
-"""Rollouts worth looking at: prompts on which agents differ, then some on which all are right or all are wrong."""
+"""Sample rollouts for the report: prompts on which agents differ, then some on which all are right or all are wrong."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,17 +15,21 @@ MOST_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Response:
-    """Identical responses of one agent to one prompt count once."""
+    """A response of one agent to one prompt, and how many times the agent gave exactly this text."""
 
     verdict: str
     text: str
     times: int
-    cut: bool  # it ended because it was too long
-    advantages: tuple[tuple[str, bool, float], ...]  # learner, is its own, advantage
+    # It ended because it was too long.
+    cut: bool
+    # Triples of (learner, whether the response is its own, advantage).
+    advantages: tuple[tuple[str, bool, float], ...]
 
 
 @dataclass(frozen=True)
 class Answers:
+    """One agent's responses to a prompt. ``number`` is that of the agent."""
+
     agent: str
     number: int
     right: int
@@ -35,7 +39,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Example:
-    kind: str  # why it was chosen
+    """A prompt with what the agents answered. ``kind`` says why it was chosen."""
+
+    kind: str
     question: str
     answer: str
     tags: str
@@ -43,9 +49,9 @@ class Example:
 
 
 def examples(history: History, most: int = 6) -> tuple[int | None, list[Example]]:
-    """Of the last finished iteration whose rollouts are still there; deterministic."""
+    """Return the last finished iteration whose rollouts still exist, and examples from it. Deterministic."""
     entries = {
-        (h.entry.stage, h.entry.agent, h.entry.iteration): h.entry for h in history.happened if not h.entry.variant
+        (h.entry.stage, h.entry.agent, h.entry.iteration): h.entry for h in history.finished if not h.entry.variant
     }
     for iteration in range(history.done - 1, -1, -1):
         agents = history.config.present(iteration)
@@ -53,7 +59,8 @@ def examples(history: History, most: int = 6) -> tuple[int | None, list[Example]
             try:
                 return iteration, _chosen(history, entries, agents, iteration, most)
             except (ArtifactError, ContractError, FileNotFoundError):
-                continue  # cleaned away; an older one may be kept
+                # Deleted by a clean-up; an older iteration may have been kept.
+                continue
     return None, []
 
 
@@ -62,8 +69,8 @@ def _chosen(history: History, entries: dict[Any, Entry], agents: list[str], iter
     folder = history.store.folder("sample", entries["sample", "", iteration].key)
     prompts = read_table(folder / "prompts.parquet", PROMPTS).to_pylist()
     found = [_example(history, prompt, groups.get(prompt["prompt_id"], []), agents) for prompt in prompts]
-    # The most telling first: agents that differ most; of each kind in turn, so that every kind is seen.
-    ranked = sorted((e for e in found if e.answers), key=_differs, reverse=True)
+    # Prompts on which agents differ most come first; each kind in turn, so that every kind is shown.
+    ranked = sorted((e for e in found if e.answers), key=_spread, reverse=True)
     by_kind: dict[str, list[Example]] = {}
     for example in ranked:
         by_kind.setdefault(example.kind, []).append(example)
@@ -82,7 +89,7 @@ def _example(history: History, prompt: dict[str, Any], rows: list[dict[str, Any]
             history.agents.index(agent),
             sum(r["verdict"] == "correct" for r in rows if r["agent_id"] == agent),
             sum(r["agent_id"] == agent for r in rows),
-            _two(rows, agent),
+            _one_right_one_wrong(rows, agent),
         )
         for agent in agents
         if any(r["agent_id"] == agent for r in rows)
@@ -103,8 +110,8 @@ def _example(history: History, prompt: dict[str, Any], rows: list[dict[str, Any]
     return Example(kind, question, prompt["answer"], tags_of(prompt["tags"]), answers)
 
 
-def _two(rows: list[dict[str, Any]], agent: str) -> tuple[Response, ...]:
-    """The agent's most frequent right response and its most frequent other one."""
+def _one_right_one_wrong(rows: list[dict[str, Any]], agent: str) -> tuple[Response, ...]:
+    """Return the agent's most frequent correct response and its most frequent other one."""
     own = [r for r in rows if r["agent_id"] == agent]
     times = Counter(r["response_text"] for r in own)
     shown: list[Response] = []
@@ -124,6 +131,6 @@ def _two(rows: list[dict[str, Any]], agent: str) -> tuple[Response, ...]:
     return tuple(shown)
 
 
-def _differs(example: Example) -> float:
+def _spread(example: Example) -> float:
     shares = [a.right / a.total for a in example.answers]
     return max(shares) - min(shares)

@@ -12,15 +12,17 @@ import yaml
 from markupsafe import Markup
 
 from flows.home import Home
-from flows.record.history import History, Points, clock, read_history, short, state_of
+from flows.record.history import History, last, read_history, state_of
+from flows.record.record import find_campaign
+from flows.report.charts import draw, draw_sections, small_curve
 from flows.report.examples import examples
-from flows.report.panels import Panel, Section, sections
-from flows.report.svg import draw, sparkline
-from flows.views.rollouts import find_campaign
+from flows.report.panels import Panel, sections
+from flows.views.text import clock, percent, short, signed
 from hacrl_core.artifacts import Store
 
 PAGE = "report.html"
-_MOST_VERSIONS = 40  # rows of the lineage; those with an evaluation go first
+# Rows of the lineage; versions with an evaluation take precedence.
+_MOST_VERSIONS = 40
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Headline:
     accuracy: float | None
     low: float | None
     high: float | None
-    gain: float | None  # since its first version
+    # Since its first version.
+    gain: float | None
     best: float | None
     best_version: int | None
     reward: float | None
@@ -44,6 +47,8 @@ class Headline:
 
 @dataclass(frozen=True)
 class Version:
+    """One row of an agent's lineage."""
+
     number: int
     digest: str
     parent: str
@@ -55,7 +60,7 @@ class Version:
 
 
 def write_report(home: Home, name: str | None, out: Path | None, *, pictures: bool = True) -> list[Path]:
-    """The page first, then the PNGs. The campaign may still be running: the report shows what is finished."""
+    """Write the page and the PNGs and return their paths. A running campaign's report shows what is finished."""
     folder = find_campaign(home, name)
     history = read_history(Store(home.store), folder)
     place = out or folder / "report"
@@ -64,17 +69,15 @@ def write_report(home: Home, name: str | None, out: Path | None, *, pictures: bo
     page.write_text(render(history, state_of(history, folder)), encoding="utf-8")
     if not pictures:
         return [page]
-    from flows.report.png import draw_sections
-
     return [page, *draw_sections(sections(history), history, place)]
 
 
 def render(history: History, state: str) -> str:
-    """All text of prompts and responses is escaped by the template; only our own SVG goes in as it is."""
+    """Return the page. All text of prompts and responses is escaped; only our own SVG is inserted verbatim."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(short=short, clock=clock, percent=_percent, signed=_signed)
+    environment.filters.update(short=short, clock=clock, percent=percent, signed=signed)
     source = files("flows.report") / "page_assets"
     charts = sections(history)
     drawn = {panel.key: draw(panel) for section in charts for panel in section.panels}
@@ -117,28 +120,29 @@ def _headline(history: History, number: int, agent: str) -> Headline:
         number,
         origin,
         benchmark,
-        _last(points),
-        _last(edges[0]),
-        _last(edges[1]),
+        last(points),
+        last(edges[0]),
+        last(edges[1]),
         points[-1][1] - points[0][1] if len(points) > 1 else None,
         None if best is None else means[best + settings.joins],
         best,
-        _last(history.rewards(agent)),
-        _last(history.capability(agent)),
-        Markup(sparkline(points if len(points) > 1 else history.rewards(agent), number)),
+        last(history.rewards(agent)),
+        last(history.capability(agent)),
+        Markup(small_curve(points if len(points) > 1 else history.rewards(agent), number)),
     )
 
 
 def _lineage(history: History, agent: str) -> tuple[list[Version], int]:
-    """The agent's versions with what each was made from, and how many were left out."""
+    """Return the agent's versions with what each was made from, and how many were left out."""
     versions, joins = history.versions[agent], history.config.agents[agent].joins
     accuracy, best = history.mean_accuracy(agent), history.best(agent)
     rows: list[Version] = []
-    known = {(h.entry.stage, h.entry.key): h.manifest for h in history.happened}
+    known = {(h.entry.stage, h.entry.key): h.manifest for h in history.finished}
     for number, entry in enumerate(versions):
         manifest = known.get((entry.stage, entry.key))
         if manifest is None:
-            continue  # cleaned away
+            # Deleted by a clean-up.
+            continue
         marks = [word for word, yes in (("best", number == best), ("latest", number == len(versions) - 1)) if yes]
         rows.append(
             Version(
@@ -152,16 +156,16 @@ def _lineage(history: History, agent: str) -> tuple[list[Version], int]:
                 ", ".join(marks),
             )
         )
-    telling = [row for row in rows if row.accuracy is not None or row.marks or row.number == 0]
-    shown = rows if len(rows) <= _MOST_VERSIONS else telling[:: -(-len(telling) // _MOST_VERSIONS)]
+    informative = [row for row in rows if row.accuracy is not None or row.marks or row.number == 0]
+    shown = rows if len(rows) <= _MOST_VERSIONS else informative[:: -(-len(informative) // _MOST_VERSIONS)]
     return shown, len(rows) - len(shown)
 
 
 def _facts(history: History) -> list[tuple[str, str]]:
-    """What the numbers rest on: packages, machine, commit; of the newest stage."""
-    if not history.happened:
+    """Return packages, machine and commit of the newest stage."""
+    if not history.finished:
         return []
-    newest = max((h.manifest.provenance for h in history.happened), key=lambda p: p.finished)
+    newest = max((h.manifest.provenance for h in history.finished), key=lambda p: p.finished)
     facts = {**newest.packages, **newest.hardware, "commit": newest.commit[:10]}
     return [(name, value) for name, value in facts.items() if value]
 
@@ -172,23 +176,6 @@ def _legend(panel: Panel) -> list[tuple[str, str]]:
 
 
 def _json_for_script(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever names it holds."""
+    """Return JSON that cannot end the script element around it, whatever names it holds."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _percent(value: float | None, digits: int = 1) -> str:
-    return "" if value is None else f"{100 * value:.{digits}f} %"
-
-
-def _signed(value: float, digits: int = 2) -> str:
-    """With a real minus sign, and no sign at zero."""
-    text = f"{value:+.{digits}f}".replace("-", "−")
-    return text if float(f"{value:.{digits}f}") else text.lstrip("+−")
-
-
-def _last(points: Points) -> float | None:
-    return points[-1][1] if points else None
-
-
-__all__ = ["PAGE", "Section", "render", "write_report"]

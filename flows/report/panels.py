@@ -1,23 +1,30 @@
 """A campaign's charts as data: what to draw, not how. One list of panels feeds the HTML page and the PNGs."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from flows.record.history import History, Points, by_step, smooth
 
-MOST_POINTS = 240  # of a line; more cannot be told apart on a screen
+# Of a line; more cannot be distinguished on a screen.
+MOST_POINTS = 240
 VERDICTS = ("correct", "incorrect", "unparseable", "timeout", "error")
 
 
 @dataclass(frozen=True)
 class Line:
+    """One curve of a chart. The agent's number decides the colour."""
+
     name: str
     points: Points
-    agent: int  # number of the agent, which decides the colour
-    style: str = "solid"  # solid, dashed, dotted, faint
-    band: tuple[Points, Points] | None = None  # lower and upper edge
-    marked: bool = False  # few points, each of which was measured by itself
+    agent: int
+    # solid, dashed, dotted or faint.
+    style: str = "solid"
+    # Its lower and upper edge.
+    band: tuple[Points, Points] | None = None
+    # A mark at every point.
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,10 @@ class Chart:
     lines: tuple[Line, ...]
     percent: bool = False
     x_title: str = "iterations"
-    rule: float | None = None  # a horizontal line to compare with
-    whole: bool = False  # the y axis goes from 0 to 1
+    # A horizontal line to compare with.
+    rule: float | None = None
+    # The y axis goes from 0 to 1.
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class Layers:
     key: str
     title: str
     note: str
-    layers: tuple[tuple[str, Points], ...]  # by verdict
+    # By verdict.
+    layers: tuple[tuple[str, Points], ...]
     x_title: str = "iterations"
 
 
@@ -52,7 +62,8 @@ class Bars:
     key: str
     title: str
     note: str
-    rows: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]  # label, (agent, seconds); agent -1 is nobody's
+    # A label and its parts (agent, seconds); agent -1 is what belongs to no agent.
+    rows: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
     names: tuple[str, ...]
 
 
@@ -61,13 +72,15 @@ Panel = Chart | Layers | Bars
 
 @dataclass(frozen=True)
 class Section:
+    """Panels under one heading, and in one PNG."""
+
     key: str
     title: str
     panels: tuple[Panel, ...]
 
 
 def sections(history: History) -> list[Section]:
-    """Only what has data: a lone agent has no foreign ratios, a campaign without benchmarks no accuracy."""
+    """Return the sections that have data: a single agent has no foreign ratios, for example."""
     found = [
         Section("learning", "Learning", tuple(_learning(history))),
         Section("exchange", "What agents take from each other", tuple(_exchange(history))),
@@ -77,7 +90,7 @@ def sections(history: History) -> list[Section]:
     return [section for section in found if section.panels]
 
 
-# -- learning ------------------------------------------------------------------------------------------------------------
+# -- learning ---------------------------------------------------------------------------------------------------------
 
 
 def _learning(history: History) -> Iterator[Panel]:
@@ -87,7 +100,7 @@ def _learning(history: History) -> Iterator[Panel]:
                 f"accuracy-{benchmark}",
                 f"Accuracy, {benchmark}",
                 "Held-out problems, with 95 % intervals.",
-                _lines(history, lambda a, b=benchmark: _with_interval(history, a, b)),
+                _lines(history, partial(_with_interval, history, benchmark)),
                 percent=True,
             )
         )
@@ -113,7 +126,7 @@ def _learning(history: History) -> Iterator[Panel]:
         yield from _by_tag(history, benchmark)
 
 
-def _with_interval(history: History, agent: str, benchmark: str) -> tuple[Points, tuple[Points, Points] | None]:
+def _with_interval(history: History, benchmark: str, agent: str) -> tuple[Points, tuple[Points, Points] | None]:
     points = history.accuracy(agent, benchmark)
     low, high = (history.accuracy(agent, benchmark, f"accuracy_{side}") for side in ("low", "high"))
     return points, (low, high) if len(low) == len(high) == len(points) else None
@@ -132,7 +145,7 @@ def _against_cost(history: History, metric: str) -> Chart:
 
     def line(agent: str) -> tuple[Points, tuple[Points, Points] | None]:
         if len(history.benchmarks) == 1:
-            points, band = _with_interval(history, agent, history.benchmarks[0])
+            points, band = _with_interval(history, history.benchmarks[0], agent)
             return _moved(points, spent), None if band is None else (_moved(band[0], spent), _moved(band[1], spent))
         return _moved(by_step(history.mean_accuracy(agent)), spent), None
 
@@ -147,13 +160,13 @@ def _against_cost(history: History, metric: str) -> Chart:
 
 
 def _moved(points: Points, spent: dict[int, float]) -> Points:
-    """From iterations to what they had cost."""
+    """Replace iterations by what they had cost."""
     return [(spent[int(step)], value) for step, value in points if int(step) in spent]
 
 
 def _by_tag(history: History, benchmark: str) -> Iterator[Panel]:
-    """One panel for each tag with a handful of values, e.g. kind: addition, subtraction."""
-    names = sorted({n for h in history.happened if h.entry.variant == benchmark for n in h.manifest.metrics})
+    """Yield a panel for each tag with two or three values, e.g. kind: addition, subtraction."""
+    names = sorted({n for h in history.finished if h.entry.variant == benchmark for n in h.manifest.metrics})
     parts = [n.removeprefix(f"evaluate/{benchmark}/").split("/") for n in names if "@" not in n]
     for tag, values in groupby((p for p in parts if len(p) == 2), key=lambda p: p[0]):
         kinds = [value for _, value in values]
@@ -176,7 +189,7 @@ def _legend(kinds: list[str]) -> str:
     )
 
 
-# -- exchange ------------------------------------------------------------------------------------------------------------
+# -- exchange ---------------------------------------------------------------------------------------------------------
 
 
 def _exchange(history: History) -> Iterator[Panel]:
@@ -185,12 +198,13 @@ def _exchange(history: History) -> Iterator[Panel]:
 
 
 def _ratios(history: History) -> tuple[Chart, ...]:
-    """How near the learner is to who wrote the responses, and how many of them count."""
+    """Return the charts of how close the learner is to the samplers, and how many responses count."""
     return (
         Chart(
             "foreign-ratio",
             "Ratio of foreign responses",
-            "Learner now against the sampler then, mean; the dashed line is the lower edge of the window, the upper is 1.",
+            "Learner now against the sampler then, mean. "
+            "The dashed line is the lower edge of the window; the upper edge is 1.",
             (
                 *_update_lines(history, "foreign_ratio_mean"),
                 *_update_lines(history, "window_low", "dashed", only="foreign_ratio_mean"),
@@ -227,7 +241,7 @@ def _ratios(history: History) -> tuple[Chart, ...]:
 
 
 def _pull(history: History) -> tuple[Chart, ...]:
-    """Where the updates go, and how far."""
+    """Return the charts of where the updates go, and how far."""
     return (
         Chart(
             "cosine",
@@ -262,7 +276,7 @@ def _pull(history: History) -> tuple[Chart, ...]:
 def _update_lines(
     history: History, metric: str, style: str = "solid", *, band: tuple[str, str] | None = None, only: str = ""
 ) -> tuple[Line, ...]:
-    """``only``: for agents that have that metric too (the window means nothing to an agent that hears nobody)."""
+    """Return a line per agent that has the metric, and ``only`` too where it is given."""
     lines = []
     for number, agent in enumerate(history.agents):
         points = history.series("update", agent, metric)
@@ -274,7 +288,7 @@ def _update_lines(
     return tuple(lines)
 
 
-# -- answers, time -------------------------------------------------------------------------------------------------------
+# -- answers, time ----------------------------------------------------------------------------------------------------
 
 
 def _answers(history: History) -> Iterator[Panel]:
@@ -325,12 +339,12 @@ def _time(history: History) -> Iterator[Panel]:
 def _pace(history: History, agent: str) -> Points:
     total: dict[int, float] = {}
     for stage in ("generate", "verify", "credit", "score", "update"):
-        for happened in history.stages(stage, agent):
-            total[happened.step] = total.get(happened.step, 0.0) + happened.manifest.provenance.seconds
+        for finished in history.stages(stage, agent):
+            total[finished.step] = total.get(finished.step, 0.0) + finished.manifest.provenance.seconds
     return by_step(total)
 
 
-# -- helpers -------------------------------------------------------------------------------------------------------------
+# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _lines(history: History, of: Callable[[str], tuple[Points, tuple[Points, Points] | None]]) -> tuple[Line, ...]:
@@ -343,13 +357,14 @@ def _lines(history: History, of: Callable[[str], tuple[Points, tuple[Points, Poi
 
 
 def _kept(chart: Chart) -> Iterator[Chart]:
+    """Yield the chart without empty lines; nothing if all are empty."""
     lines = tuple(line for line in chart.lines if line.points)
     if lines:
-        yield Chart(**{**vars(chart), "lines": lines})
+        yield replace(chart, lines=lines)
 
 
 def thin(points: Points) -> Points:
-    """At most MOST_POINTS, each the mean of its neighbourhood."""
+    """Return at most MOST_POINTS points, each the mean of its neighbourhood."""
     if len(points) <= MOST_POINTS:
         return points
     size = -(-len(points) // MOST_POINTS)

@@ -159,12 +159,13 @@ def what_is_saved(config: CampaignConfig, home: Home) -> str:
 
 def draw(session: Session) -> Path | None:
     """The learning curves; those of last time where nothing has happened since."""
-    from flows.report.curves import NAME, learning_curves
+    from flows.report.charts import LEARNING_CURVES, draw_learning_curves
 
-    drawn, record = session.record.folder / NAME, session.record.folder / "stages.jsonl"
+    drawn, record = session.record.folder / LEARNING_CURVES, session.record.folder / "stages.jsonl"
     if drawn.exists() and drawn.stat().st_mtime >= record.stat().st_mtime:
         return drawn
-    return learning_curves(History(session.config, session.store, session.record.entries()), session.record.folder)
+    history = History(session.config, session.store, session.record.entries())
+    return draw_learning_curves(history, session.record.folder)
 
 
 def _summary(session: Session, begun: float) -> Summary:

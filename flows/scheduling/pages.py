@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.record.history import History, clock, last, short
+from flows.record.history import History, last
 from flows.record.record import Record
 from flows.run.replay import Observers
 from flows.stage_calls import Planned
+from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
 from stages.spec import StageCall
 
@@ -143,8 +144,8 @@ def _name(found: list[Planned]) -> str:
 def _rows(history: History) -> list[dict[str, Any]]:
     rows = []
     for agent in history.agents:
-        row: dict[str, Any] = {"agent": agent, "reward": _number(last(history.rewards(agent)))}
-        row["capability"] = _number(last(history.capability(agent)))
+        row: dict[str, Any] = {"agent": agent, "reward": number(last(history.rewards(agent)), 3)}
+        row["capability"] = number(last(history.capability(agent)), 3)
         for benchmark in history.benchmarks:
             points = history.accuracy(agent, benchmark)
             row[f"accuracy, {benchmark}"] = "" if not points else f"{points[-1][1]:.1%}"
@@ -155,7 +156,7 @@ def _rows(history: History) -> list[dict[str, Any]]:
 
 
 def _markdown(history: History) -> str:
-    from flows.report.curves import learning_curves
+    from flows.report.charts import draw_learning_curves
 
     config, cost, rows = history.config, history.cost(), _rows(history)
     head = f"# {config.name}\n\n{config.preset}, {history.done} of {config.iterations} iterations, "
@@ -165,11 +166,7 @@ def _markdown(history: History) -> str:
     body = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     picture = ""
     with tempfile.TemporaryDirectory() as place:
-        if (path := learning_curves(history, Path(place))) is not None:
+        if (path := draw_learning_curves(history, Path(place))) is not None:
             encoded = base64.b64encode(path.read_bytes()).decode()
             picture = f"\n\n![learning curves](data:image/png;base64,{encoded})"
     return f"{head}{body}{picture}\n\nMore: `hacrl report {config.name}`, `hacrl export {config.name}/AGENT@best DIR`\n"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

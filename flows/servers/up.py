@@ -27,6 +27,7 @@ from flows.servers.processes import (
 from flows.servers.state import NAMES, State, answers, log_file, read_state, state_file
 from flows.servers.supervisor import ServerOptions, Supervisor, python_path, start_detached
 from flows.store.survey import campaign_places, running_sweeps
+from flows.views.text import duration
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -43,7 +44,7 @@ def up(console: Console, home: Home, options: ServerOptions, *, foreground: bool
     running = read_state(home)
     if running is not None and running.supervisor.alive():
         _check_same_place(running, options)
-        console.print(f"already running for {_duration(running.supervisor.uptime())}")
+        console.print(f"already running for {duration(running.supervisor.uptime())}")
         _wait_until_all_answer(console, home, running.token)
     else:
         with _start_lock(home):
@@ -116,7 +117,7 @@ def show(console: Console, home: Home) -> bool:
         f"state in {state.database}",
         str(state.supervisor.pid) if alive else "",
         _megabytes([state.supervisor.pid]) if alive else "",
-        _duration(state.supervisor.uptime()) if alive else "",
+        duration(state.supervisor.uptime()) if alive else "",
     )
     console.print(table)
     return healthy
@@ -136,7 +137,7 @@ def _row(state: State, name: str, fine: bool) -> list[str]:
     else:
         word = "[red]does not answer[/red]"
     word += f", restarted {server.restarts}×" if server.restarts else ""
-    return [TITLES[name], word, address, str(pid), _megabytes(process_tree(pid)), _duration(uptime)]
+    return [TITLES[name], word, address, str(pid), _megabytes(process_tree(pid)), duration(uptime)]
 
 
 @contextmanager
@@ -266,16 +267,3 @@ def _running_campaigns(home: Home) -> Iterator[tuple[str, int]]:
 
 def _megabytes(pids: list[int]) -> str:
     return f"{memory(pids) / 2**20:.0f} MB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour} h"
-    if hours:
-        return f"{hours} h {minute} min"
-    if minutes:
-        return f"{minutes} min {second} s"
-    return f"{second} s"

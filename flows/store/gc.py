@@ -9,7 +9,7 @@ from rich.table import Table
 from flows.home import Home
 from flows.record.record import read_campaign
 from flows.store.collect import Candidate, carry_out, plan
-from flows.store.verify import size_text
+from flows.views.text import size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.locks import exclusive

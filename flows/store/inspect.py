@@ -1,7 +1,6 @@
 """``hacrl store ls`` and ``du``: what is in the store, whose it is, how large and how old."""
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from flows.home import Home
 from flows.store.survey import Campaign, campaign_places, read_place, survey
-from flows.store.verify import size_text
+from flows.views.text import age, size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.removal import last_used, size_of
 from hacrl_core.artifacts.store import COLLECTED
@@ -72,7 +71,7 @@ def show_ls(
         return
     table = _table(("campaign", "agent", "stage", "artifacts", "collected", "size", "last used"), right={3, 4, 5})
     for group in rows:
-        table.add_row(group.campaign, group.agent, group.stage, str(group.artifacts), str(group.collected or ""), size_text(group.bytes), _age(group.used))  # fmt: skip
+        table.add_row(group.campaign, group.agent, group.stage, str(group.artifacts), str(group.collected or ""), size_text(group.bytes), age(group.used))  # fmt: skip
     console.print(table)
 
 
@@ -145,11 +144,3 @@ def _table(titles: Iterable[str], right: set[int]) -> Table:
     for number, title in enumerate(titles):
         table.add_column(title, justify="right" if number in right else "left", no_wrap=True)
     return table
-
-
-def _age(moment: float) -> str:
-    seconds = max(0.0, time.time() - moment)
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return "just now"

@@ -12,7 +12,7 @@ from flows.home import Home
 from flows.record.history import History
 from flows.record.record import Entry
 from flows.stage_calls import Calls
-from flows.store.verify import size_text
+from flows.views.text import size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.campaign import CampaignConfig
@@ -141,7 +141,7 @@ def _header_parameters(path: Path) -> int:
 
 def _table_bytes(config: CampaignConfig, history: History) -> float:
     """Of one iteration: as measured, else as if every response had its full length."""
-    made = [h.manifest.bytes for h in history.happened if h.entry.stage not in AGENTS and h.entry.iteration is not None]
+    made = [h.manifest.bytes for h in history.finished if h.entry.stage not in AGENTS and h.entry.iteration is not None]
     if history.done and made:
         return sum(made) / history.done
     tokens = fmean(config.generation(agent).max_tokens for agent in config.agents)

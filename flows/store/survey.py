@@ -84,7 +84,7 @@ def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | No
 def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) -> list[Version]:
     """Every agent's versions, and whether they keep their files."""
     pinned = {p.key for p in pins}
-    evaluated = {(h.entry.agent, h.entry.variant, h.step) for h in history.happened if h.entry.stage == "evaluate"}
+    evaluated = {(h.entry.agent, h.entry.variant, h.step) for h in history.finished if h.entry.stage == "evaluate"}
     found = []
     for agent, versions in history.versions.items():
         joins = history.config.agents[agent].joins

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flows.home import Home
 from flows.store.survey import campaign_places, read_place
+from flows.views.text import size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ArtifactError, NewerArtifactError
 
@@ -143,11 +144,3 @@ def _bar(console: Console, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task("checking", total=total)
         yield lambda bytes_: bars.advance(bar, bytes_)
-
-
-def size_text(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.report.png import COLOURS
+from flows.report.charts import COLOURS
 from flows.sweep.comparison import Comparison
 from flows.sweep.results import BOTH, CellResult, Series
 

@@ -19,6 +19,7 @@ from flows.sweep.jobs import Job, Tally, finished_entries, mark_failed, order_jo
 from flows.sweep.plan import Plan, make_plan
 from flows.sweep.report import SweepReport, make_report, write_report
 from flows.tracking.sweep import SweepTracker
+from flows.views.text import clock
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.config.sweep import Cell, Sweep
@@ -230,11 +231,6 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
 
 def warn(console: Console, message: str) -> None:
     console.print(Text.assemble(("! ", "yellow"), message), soft_wrap=True)
-
-
-def clock(seconds: float) -> str:
-    whole = int(seconds + 0.5)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def _job(cell: Cell, home: Home) -> Job:

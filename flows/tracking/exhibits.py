@@ -45,7 +45,7 @@ class Gallery:
 
     def __init__(self, client: Any, history: History, runs: dict[str, str]) -> None:
         self._client, self._runs, self._config, self._store = client, runs, history.config, history.store
-        self._entries = {happened.entry.label: happened.entry for happened in history.happened}
+        self._entries = {finished.entry.label: finished.entry for finished in history.finished}
         self._inputs: set[tuple[str, str]] = set()
 
     def log(self, entries: Sequence[Entry]) -> None:
@@ -149,12 +149,12 @@ class Gallery:
 
     def _log_figures(self) -> None:
         """The learning curves as a picture; everything else is in the report, which MLflow shows as a page."""
-        from flows.report.curves import learning_curves
+        from flows.report.charts import draw_learning_curves
         from flows.report.page import PAGE, render
 
         history, parent = self._history(), self._runs[PARENT]
         with tempfile.TemporaryDirectory() as place:
-            if (path := learning_curves(history, Path(place))) is not None:
+            if (path := draw_learning_curves(history, Path(place))) is not None:
                 self._client.log_artifact(parent, str(path), "figures")
         self._client.log_text(parent, render(history, "complete" if history.complete else "running"), PAGE)
 

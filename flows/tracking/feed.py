@@ -17,9 +17,8 @@ from rich.text import Text
 
 from flows.home import Home
 from flows.record.history import read_history
-from flows.record.record import Entry, is_running, read_campaign
+from flows.record.record import Entry, campaign_folders, is_running, read_campaign
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
-from flows.views.rollouts import campaign_folders
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -184,7 +183,7 @@ def _sync(home: Home, name: str) -> str:
     probe(uri)
     try:
         projection = Projection(config, store, uri, home)
-        sent = projection.replay([happened.entry for happened in history.happened])
+        sent = projection.replay([finished.entry for finished in history.finished])
         if not is_running(folder):
             projection.finish("FINISHED" if history.complete else "KILLED")
     except Exception as problem:

@@ -1,4 +1,4 @@
-"""What a person sees while a campaign runs: a live table in a terminal, a line per iteration anywhere else."""
+"""The view of a running campaign: a live table in a terminal, a line per iteration anywhere else."""
 
 import threading
 import time
@@ -15,11 +15,10 @@ from rich.text import Text
 
 from flows.run.executors import Events
 from flows.run.replay import Observers
+from flows.views.text import clock, number, sparkline
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import Outcome
 from stages.spec import StageCall
-
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -34,7 +33,7 @@ class _AgentRow:
 
 
 class Display:
-    """Shows progress and collects warnings. Every method may be called from several threads."""
+    """Shows a campaign's progress and its warnings. Every method may be called from several threads."""
 
     def __init__(
         self, console: Console, config: CampaignConfig, on_warning: Callable[[str], None] = lambda message: None
@@ -43,13 +42,16 @@ class Display:
         self._rows = {agent: _AgentRow() for agent in config.agents}
         self._iteration = 0
         self._begun = time.monotonic()
-        self._first: tuple[int, float] | None = None  # the first iteration that really ran, and when it was done
-        self._ran = self._cached = 0
+        # The first iteration that was not answered from the cache, and when it was done.
+        self._first: tuple[int, float] | None = None
+        self._ran = 0
+        self._cached = 0
         self._told: set[str] = set()
         self._lock = threading.Lock()
         self._live: Live | None = None
 
     def observers(self) -> Observers:
+        """Return what shows a run's events."""
         events = Events(progress=self._progress, warn=self.warn, waiting=self._waiting)
         return Observers(started=self._started, finished=self._finished, iteration=self._iteration_done, events=events)
 
@@ -65,9 +67,11 @@ class Display:
             self._live = None
 
     def say(self, message: str) -> None:
+        """Print a line."""
         self.console.print(Text(message))
 
     def warn(self, message: str) -> None:
+        """Print a warning, each one once."""
         with self._lock:
             if message in self._told:
                 return
@@ -76,22 +80,26 @@ class Display:
         self.console.print(Text.assemble(("! ", "yellow"), message))
 
     def counts(self) -> tuple[int, int]:
+        """Return how many stages ran, and how many came from the cache."""
         return self._ran, self._cached
 
-    # -- news ------------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def _started(self, call: StageCall, why: list[str]) -> None:
         if call.agent in self._rows:
             row = self._rows[call.agent]
-            row.doing, row.done, row.total, row.note = call.stage, 0, 0, ""
+            row.doing, row.note = call.stage, ""
+            row.done = row.total = 0
         own = [reason for reason in why if not reason.startswith("inputs.")]
-        if own:  # what follows from changed inputs need not be said again and again
+        # What merely follows from changed inputs is not repeated for every stage.
+        if own:
             self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
 
     def _progress(self, call: StageCall, done: int, total: int, note: str) -> None:
         if call.agent in self._rows:
             row = self._rows[call.agent]
-            row.done, row.total, row.note = done, total, note
+            row.done, row.total = done, total
+            row.note = note
         if call.stage == "warmstart" and self._live is None and total and done * 4 // total > (done - 1) * 4 // total:
             self._once(f"{call.label} {done * 4 // total}", f"{call.label}: {done}/{total} {note}")
 
@@ -128,13 +136,13 @@ class Display:
             self._told.add(key)
         self.say(message)
 
-    # -- picture ---------------------------------------------------------------------------------------------------
+    # -- the live table --------------------------------------------------------------------------------------------
 
     def _left(self) -> str:
         if self._first is None or self._iteration <= self._first[0]:
             return "time left: …"
         each = (time.monotonic() - self._first[1]) / (self._iteration - self._first[0])
-        return f"time left {_clock(each * (self._config.iterations - self._iteration))}"
+        return f"time left {clock(each * (self._config.iterations - self._iteration))}"
 
     def _render(self) -> Any:
         head = Table.grid(padding=(0, 1))
@@ -142,7 +150,7 @@ class Display:
             Text(self._config.name, style="bold"),
             Text(f"iteration {self._iteration}/{self._config.iterations}"),
             ProgressBar(total=self._config.iterations, completed=self._iteration, width=30),
-            Text(f"{_clock(time.monotonic() - self._begun)} gone, {self._left()}"),
+            Text(f"{clock(time.monotonic() - self._begun)} gone, {self._left()}"),
         )
         table = Table(box=None, padding=(0, 2), header_style="dim")
         for title in ("agent", "stage", "progress", "", "reward", "", "capability", "accuracy"):
@@ -155,20 +163,7 @@ class Display:
                 Text(row.note if row.total else "", style="dim"),
                 f"{row.rewards[-1]:.2f}" if row.rewards else "",
                 Text(sparkline(list(row.rewards)), style="cyan"),
-                f"{row.capability:.2f}" if row.capability is not None else "",
+                number(row.capability),
                 f"{row.accuracy:.1%}" if row.accuracy is not None else "",
             )
         return Group(head, table)
-
-
-def sparkline(values: list[float]) -> str:
-    return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values)
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds + 0.5)
-    return (
-        f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-        if whole >= 3600
-        else f"{whole // 60}:{whole % 60:02d}"
-    )

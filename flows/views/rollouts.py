@@ -1,9 +1,7 @@
-"""Looking at campaigns in the terminal: which there are, and what the agents wrote."""
+"""``hacrl rollouts``: what the agents wrote in an iteration, with verdicts and advantages."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,19 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.home import Home
-from flows.record.record import Entry, read_campaign, read_entries
+from flows.record.record import Entry, find_campaign, read_campaign, read_entries
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
 from hacrl_core.errors import ConfigError
 
 _STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
-
-
-def campaign_folders(home: Home) -> list[Path]:
-    """Newest activity first."""
-    found = [path.parent for path in home.campaigns.glob("*/config.json")]
-    return sorted(found, key=lambda folder: -os.path.getmtime(last_touched(folder)))
 
 
 def show_rollouts(
@@ -37,7 +29,7 @@ def show_rollouts(
     verdict: str | None,
     prompts: int,
 ) -> None:
-    """Prompt by prompt: who wrote what, whether it was right, and what the learner makes of it."""
+    """Print prompts with their responses, verdicts, and the advantages that a learner gives them."""
     folder = find_campaign(home, campaign)
     config = read_campaign(folder)
     for name in (agent, learner):
@@ -68,7 +60,7 @@ def show_rollouts(
 def responses_of(
     store: Store, entries: Mapping[Any, Entry], agents: Sequence[str], iteration: int, learners: Sequence[str] = ()
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rollouts with verdict and, by learner, credit; grouped by prompt. Without learners, each sampler's own credit."""
+    """Return the rollouts by prompt, with verdict and credit by learner; without learners, the sampler's own credit."""
     credits = {a: _credit(store, entries, a, iteration) for a in learners or agents}
     groups: dict[str, list[dict[str, Any]]] = {}
     for sampler in agents:
@@ -76,9 +68,9 @@ def responses_of(
             continue
         rows = _table(store, entries["generate", sampler, iteration], ROLLOUTS)
         verdicts = {v["rollout_id"]: v for v in _table(store, entries["verify", sampler, iteration], VERDICTS)}
-        heard = credits if learners else {sampler: credits[sampler]}
+        relevant = credits if learners else {sampler: credits[sampler]}
         for row in rows:
-            known = {who: found[row["rollout_id"]] for who, found in heard.items() if row["rollout_id"] in found}
+            known = {who: found[row["rollout_id"]] for who, found in relevant.items() if row["rollout_id"] in found}
             row.update(verdict=verdicts[row["rollout_id"]]["verdict"], credits=known)
             groups.setdefault(row["prompt_id"], []).append(row)
     return groups
@@ -107,16 +99,8 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
 
 
 def tags_of(raw: str) -> str:
+    """Write a prompt's tags as ``kind addition, level 2``."""
     return ", ".join(f"{name} {value}" for name, value in json.loads(raw).items() if name != "fact")
-
-
-def find_campaign(home: Home, name: str | None) -> Path:
-    if name is not None:
-        return home.campaign(name)
-    folders = campaign_folders(home)
-    if not folders:
-        raise ConfigError(f"no campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml")
-    return folders[0]
 
 
 def _iteration(entries: dict[Any, Entry], wanted: int | None, config: CampaignConfig) -> int:
@@ -136,8 +120,3 @@ def _table(store: Store, entry: Entry, schema: Any) -> list[dict[str, Any]]:
         store.folder(entry.stage, entry.key) / f"{schema.name}.parquet", schema
     ).to_pylist()
     return rows
-
-
-def last_touched(folder: Path) -> Path:
-    record = folder / "stages.jsonl"
-    return record if record.exists() else folder

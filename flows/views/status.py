@@ -1,6 +1,5 @@
-"""``hacrl status`` and ``hacrl logs``: how far campaigns are, what they cost, what happened in them. Fits 80 columns."""
+"""``hacrl status`` and ``hacrl logs``: progress and cost of campaigns, and their events. Fits 80 columns."""
 
-import os
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -11,30 +10,32 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.home import Home
-from flows.record.history import History, ago, clock, last, read_history, short, state_of
+from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
-from flows.record.record import is_running
-from flows.views.live import sparkline
-from flows.views.rollouts import campaign_folders, find_campaign, last_touched
+from flows.record.record import campaign_folders, find_campaign, is_running, last_activity
+from flows.views.text import clock, moment, number, short, sparkline
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
 
 _STATES = {"running": "cyan", "complete": "green", "stopped": "yellow", "failed": "red"}
 _KINDS = {"warning": "yellow", "error": "red", "run": "bold", "end": "bold", "cached": "dim", "start": "dim"}
 _REFRESH_SECONDS = 2.0
-_SHOWN_ALWAYS = 12  # past campaigns beyond these are counted, not listed, unless asked for
+# Further past campaigns are counted, not listed, unless --all is given.
+_SHOWN_ALWAYS = 12
 
 
 def show_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
+    """Print one campaign, or the list of them; ``everything`` includes old ones."""
     console.print(_status(Store(home.store), home, name, everything=everything))
 
 
 def watch_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
-    """The same again and again until Ctrl-C. Without a terminal, once: a pipe wants no moving picture."""
+    """Show the status and refresh it until Ctrl-C; without a terminal, print it once."""
     if not console.is_terminal:
         show_status(console, home, name, everything=everything)
         return
-    store = Store(home.store)  # remembers the manifests it has read
+    # One store for all refreshes: it caches the manifests that it has read.
+    store = Store(home.store)
     try:
         with Live(_status(store, home, name, everything=everything), console=console, auto_refresh=False) as live:
             live.refresh()
@@ -42,7 +43,8 @@ def watch_status(console: Console, home: Home, name: str | None, *, everything: 
                 time.sleep(_REFRESH_SECONDS)
                 live.update(_status(store, home, name, everything=everything), refresh=True)
     except KeyboardInterrupt:
-        return  # looking has no harm to report
+        # Ctrl-C is the regular end of watching.
+        return
 
 
 def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> RenderableType:
@@ -59,7 +61,8 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
         except ConfigError as problem:
             if name is not None:
                 raise
-            problems.append(Text(f"! {problem}", style="yellow"))  # one that cannot be read must not hide the others
+            # A campaign that cannot be read must not hide the others.
+            problems.append(Text(f"! {problem}", style="yellow"))
             continue
         _add_campaign(campaigns, history, folder)
         _add_agents(agents, history)
@@ -84,17 +87,16 @@ def _campaigns_table() -> Table:
 def _add_campaign(table: Table, history: History, folder: Path) -> None:
     state, cost = state_of(history, folder), history.cost()
     each = history.seconds_per_iteration()
-    moment = os.path.getmtime(last_touched(folder))
     table.add_row(
         Text(history.config.name, style="bold"),
         Text(state, style=_STATES[state]),
         f"{history.done}/{history.config.iterations}",
-        "" if each is None else f"{each:.1f} s" if each < 100 else clock(each),
+        f"{each:.1f} s" if each is not None and each < 100 else clock(each),
         clock(history.seconds_left()) if not history.complete else "",
         short(cost.responses),
         short(cost.tokens),
         clock(cost.seconds),
-        ago(moment),
+        moment(last_activity(folder)),
     )
 
 
@@ -116,20 +118,16 @@ def _add_agents(table: Table, history: History) -> None:
         )
         table.add_row(
             Text.assemble((f"{history.config.name}/", "dim"), (agent, "bold")),
-            _number(last(rewards)),
+            number(last(rewards)),
             Text(sparkline([value for _, value in rewards[-16:]]), style="cyan"),
-            _number(last(history.capability(agent))),
+            number(last(history.capability(agent))),
             f"{last(accuracy):.1%}" if accuracy else "",
             f"{low:.1%}–{high:.1%}" if low is not None and high is not None else "",
         )
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def _under_way(folder: Path) -> list[str]:
-    """Stages that the log says have started and not ended, since the last run began."""
+    """Return the stages that the last run has started and not finished, according to the log."""
     running: dict[str, None] = {}
     for line in read_log(folder):
         label = line.text.partition(": ")[0].partition(" (again")[0]
@@ -142,12 +140,13 @@ def _under_way(folder: Path) -> list[str]:
     return list(running)
 
 
-# -- logs ----------------------------------------------------------------------------------------------------------------
+# -- logs -------------------------------------------------------------------------------------------------------------
 
 
 def show_log(
     console: Console, home: Home, name: str | None, *, lines: int, following: bool, problems: bool, worker: str | None
 ) -> None:
+    """Print the last lines of a campaign's log, and new ones until Ctrl-C where ``following``."""
     folder = find_campaign(home, name)
     if not (folder / "config.json").exists():
         known = ", ".join(f.name for f in campaign_folders(home)) or "none yet"
@@ -162,7 +161,8 @@ def show_log(
     if not everything and not following:
         console.print(f"{folder / NAME} is empty: campaign {folder.name} has not run with this version", soft_wrap=True)
     chosen = [line for line in everything if wanted(line)]
-    with suppress(KeyboardInterrupt) if following else nullcontext():  # Ctrl-C is how one stops looking
+    # Ctrl-C is the regular end of following.
+    with suppress(KeyboardInterrupt) if following else nullcontext():
         for line in chosen[-lines:] if lines else chosen:
             console.print(_coloured(line), soft_wrap=True)
         for new in follow(folder, len(everything)) if following else ():

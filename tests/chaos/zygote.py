@@ -23,7 +23,7 @@ from tests.chaos.prepared import prepare
 WORKERS = 4  # one for each agent, and some for those that die
 STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
 CORE = ("warm", "agents.warmstart", "learning.trainer", "learning.scoring")
-COMMAND = ("cli", "commands.campaigns", "run.launch", "run.session", "views.summary", "report.curves")
+COMMAND = ("cli", "commands.campaigns", "run.launch", "run.session", "views.summary", "report.charts")
 PRELOAD = (
     *("torch", "transformers", "mlflow", "matplotlib.pyplot"),
     *(f"flows.{name}" for name in COMMAND),

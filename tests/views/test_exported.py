@@ -119,7 +119,7 @@ def test_what_is_not_there_is_one_line(seen, tmp_path, agent, says):
 
 def test_a_folder_with_something_in_it_is_left_alone(seen, tmp_path):
     (tmp_path / "kept.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_agent(seen, "seen/ada", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"]
 

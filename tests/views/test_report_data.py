@@ -6,11 +6,12 @@ import statistics
 import numpy as np
 import pytest
 
-from flows.record.history import History, clock, short
+from flows.record.history import History
+from flows.report.charts import draw, ticks
 from flows.report.examples import examples
 from flows.report.page import render, write_report
 from flows.report.panels import MOST_POINTS, sections, thin
-from flows.report.svg import draw, ticks
+from flows.views.text import clock, short
 from hacrl_core.artifacts import Store
 from hacrl_core.contracts.tables import EVALUATION, ROLLOUTS, read_table
 from hacrl_core.errors import ConfigError

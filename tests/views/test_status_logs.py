@@ -107,7 +107,7 @@ def test_a_pause_between_two_nights_does_not_count_as_work(own):
     """The rate is a median of the last iterations' wall times."""
     history = read_history(Store(own.store), own.campaign("seen"))
     ends = [
-        max(h.manifest.provenance.finished for h in history.happened if h.entry.stage == "update" and h.step == step)
+        max(h.manifest.provenance.finished for h in history.finished if h.entry.stage == "update" and h.step == step)
         for step in (1, 2, 3)
     ]
     gaps = [b - a for a, b in pairwise(ends)]
