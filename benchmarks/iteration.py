@@ -28,13 +28,12 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from flows.campaign import run_campaign
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.problems import load_problems
 from stages.runner import run_stage
-from stages.spec import Context
+from stages.spec import Context, StageCall
 
 PROMPTS, RESPONSE_TOKENS, POOL = 16, 16, 64  # prompts per iteration, tokens per response, prompts to draw from
 NEVER = 256  # the end token: the model has 256 outputs, 0 to 255
@@ -112,11 +111,11 @@ class TimedRunner:
         self.store, self.context, self.clock = Store(root), Context(), Clock()
         self.metrics: dict[str, float] = {}
 
-    def submit(self, planned: Any) -> Done:
-        outcome = run_stage(self.store, bind(planned), self.context)
+    def submit(self, planned: StageCall) -> Done:
+        outcome = run_stage(self.store, planned.bound(), self.context)
         assert not outcome.cached, "the benchmark's store is new: nothing may come from it"
         self.metrics |= outcome.metrics
-        return Done(outcome)
+        return Done(planned, outcome)
 
     def iteration_done(self, iteration: int) -> None:
         self.clock.mark()
@@ -138,7 +137,7 @@ def our_clock(agent: Path, folder: str, steps: int, own: str = "sampled") -> Clo
         }
     )  # fmt: skip
     runner = TimedRunner(Path(folder) / "store")
-    run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+    run_campaign(config, StageCalls(config), runner)
     lengths, rewards = runner.metrics["generate/response_length_mean"], runner.metrics["verify/reward_mean"]
     assert lengths == RESPONSE_TOKENS, f"responses of {lengths} tokens"
     assert 0.2 < rewards < 0.8, f"a mean reward of {rewards}: groups without signal would be skipped"

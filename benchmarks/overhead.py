@@ -94,12 +94,12 @@ def replay_seconds(home: Home, name: str) -> float:
     from rich.console import Console
 
     from flows.record.record import read_campaign
-    from flows.run.launch import open_session, replay
+    from flows.run.launch import open_campaign, replay
 
     config = read_campaign(home.campaign(name))
-    with open_session(config, home, Console(quiet=True)) as session:
+    with open_campaign(config, home, Console(quiet=True)) as campaign:
         clock = time.perf_counter()
-        assert replay(session)
+        assert replay(campaign)
         return time.perf_counter() - clock
 
 

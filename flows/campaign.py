@@ -1,27 +1,26 @@
-"""A campaign on one page: each iteration everybody answers, is checked, is credited, scores and learns.
+"""A campaign on one page: in each iteration every agent answers, is verified and credited, scores all responses and learns.
 
-``run.submit`` hands a stage call to whoever runs it and returns a handle at once; handles are inputs of later calls, so stages of
-different agents run side by side and wait only for what they need. Nothing is carried from one iteration to the next but the agents'
-versions and the capability, and both are artifacts: to resume, run the same command again.
+``run.submit`` hands a stage call to a runner and returns a handle at once. Handles are inputs of later calls, so stages of different agents
+run side by side and wait only for what they need. Only the agents' versions and the capability pass from one iteration to the next, and
+both are artifacts: to resume, run the same command again.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from flows.stage_calls import Calls, Planned
+from flows.stage_calls import StageCalls
 from hacrl_core.config.campaign import CampaignConfig
-from stages.runner import Outcome
-
-
-class Handle(Protocol):
-    def outcome(self) -> Outcome:
-        """Wait for the stage; raises what it raised."""
+from stages.spec import Handle, StageCall
 
 
 class Runner(Protocol):
-    def submit(self, planned: Planned) -> Handle: ...
+    """Takes a campaign's stage calls: runs them, looks them up, or only counts them."""
 
-    def iteration_done(self, iteration: int) -> None: ...
+    def submit(self, call: StageCall) -> Handle:
+        """Accept a call and return a handle at once."""
+
+    def iteration_done(self, iteration: int) -> None:
+        """Every agent has its version of this iteration."""
 
 
 Handles = dict[str, Handle]
@@ -29,13 +28,14 @@ Handles = dict[str, Handle]
 
 @dataclass(frozen=True)
 class State:
-    """All that one iteration hands to the next."""
+    """All that one iteration passes to the next."""
 
     versions: Handles  # agent → its newest version
     credit: Handles  # agent → its credit of the last iteration, with the capability history
 
 
-def run_campaign(config: CampaignConfig, calls: Calls, run: Runner) -> State:
+def run_campaign(config: CampaignConfig, calls: StageCalls, run: Runner) -> State:
+    """Submit all stages of a campaign, iteration by iteration; returns the agents' last versions."""
     origins = {agent: run.submit(calls.origin(agent)) for agent in config.agents}
     state = State(versions=origins, credit={})
     evaluate(config, calls, run, state, iteration=0)
@@ -49,13 +49,15 @@ def run_campaign(config: CampaignConfig, calls: Calls, run: Runner) -> State:
 
 
 def run_iteration(
-    config: CampaignConfig, calls: Calls, run: Runner, state: State, origins: Handles, iteration: int
+    config: CampaignConfig, calls: StageCalls, run: Runner, state: State, origins: Handles, iteration: int
 ) -> State:
+    """Submit the stages of one iteration: sample, generate, verify, score, credit, update."""
     agents, now = config.present(iteration), iteration
     prompts = run.submit(calls.sample({a: origins[a] for a in agents}, now))
     rollouts = {a: run.submit(calls.generate(a, state.versions[a], prompts, now)) for a in agents}
     verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now)) for a in agents}
-    heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}  # whom each learner learns from
+    # Whom each learner learns from.
+    heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}
     scores = {
         a: run.submit(calls.score(a, state.versions[a], {s: rollouts[s] for s in heard[a]}, prompts, now))
         for a in agents
@@ -64,11 +66,11 @@ def run_iteration(
         a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, previous_credit(config, state, a, now), now))
         for a in agents
     }
-    watched = {a: calls.reference(a, origins[a], rollouts[a], prompts, now) for a in agents}
-    first = {a: run.submit(planned) for a, planned in watched.items() if planned is not None}
+    references = {a: calls.reference(a, origins[a], rollouts[a], prompts, now) for a in agents}
+    reference = {a: run.submit(call) for a, call in references.items() if call is not None}
     versions = {
         a: run.submit(
-            calls.update(a, state.versions[a], {s: scores[s] for s in heard[a]}, credit[a], now, first.get(a))
+            calls.update(a, state.versions[a], {s: scores[s] for s in heard[a]}, credit[a], now, reference.get(a))
         )
         for a in agents
     }
@@ -76,16 +78,18 @@ def run_iteration(
 
 
 def previous_credit(config: CampaignConfig, state: State, learner: str, iteration: int) -> Handle | None:
-    """Where the capability history is: the learner's own last credit or, for one that has just joined, that of somebody who
-    was there and heard everyone."""
+    """Return the credit that holds the capability history so far.
+
+    It is the learner's own last credit or, for one that has just joined, that of an agent that was there and learns from everyone.
+    """
     before = config.present(iteration - 1) if iteration else []
     if learner in before:
         return state.credit[learner]
     return next((state.credit[a] for a in before if config.objective(a).share_rollouts), None)
 
 
-def evaluate(config: CampaignConfig, calls: Calls, run: Runner, state: State, iteration: int) -> None:
-    """Benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
+def evaluate(config: CampaignConfig, calls: StageCalls, run: Runner, state: State, iteration: int) -> None:
+    """Submit the benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
     for agent, settings in config.agents.items():
         last = min(settings.leaves or config.iterations, config.iterations)
         for benchmark in config.evaluate.due(iteration, last, settings.joins):

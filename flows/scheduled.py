@@ -21,12 +21,12 @@ from rich.console import Console
 
 from flows.home import Home
 from flows.record.record import is_running
-from flows.run.flow import campaign_flow
 from flows.run.goals import with_goal
-from flows.run.launch import conclude
-from flows.run.runner import THREADS, PlainRunner
-from flows.run.session import run_session
+from flows.run.launch import Counts, OpenCampaign, conclude, open_campaign, run_rest, run_stages
+from flows.run.prefect_runner import PrefectRunner
+from flows.run.runner import THREADS
 from flows.scheduling.api import Server
+from flows.scheduling.slots import held_slots
 from flows.tracking.projection import quiet_environment
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import apply_override, validate
@@ -63,23 +63,24 @@ def scheduled_campaign(
     _wait_for_others(campaign.name, home, log)
     if more_iterations is not None:
         campaign = with_goal(campaign, home, more_iterations, log.info, run=str(flow_run.id))
-    with redirect_stdout(LogLines(log)):
-        ran, cached = _run(campaign, home)
-        conclude(campaign, home, Console(), ran, cached, begun)
-    log.info(f"{campaign.iterations} iterations complete: {ran} stages ran, {cached} were in the cache")
+    with redirect_stdout(LogLines(log)), open_campaign(campaign, home, Console()) as opened:
+        done = conclude(opened, _run(opened), begun)
+    log.info(f"{campaign.iterations} iterations complete: {done.ran} stages ran, {done.cached} were in the cache")
 
 
-def _run(campaign: CampaignConfig, home: Home) -> tuple[int, int]:
-    """Run the campaign inside this flow run, or without Prefect once its server is gone."""
+def _run(campaign: OpenCampaign) -> Counts:
+    """Run the stages as tasks of this flow run, or without Prefect once its server is gone."""
+    begun = time.time()
     try:
-        return campaign_flow.fn(campaign.model_dump(mode="json"), str(home.root))
+        with held_slots(campaign.config, campaign.display.say):
+            return run_stages(campaign, PrefectRunner)
     except HacrlError:
         raise
     except Exception:
         if Server(os.environ["PREFECT_API_URL"]).answers():
             raise
     print("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
-    return run_session(campaign, home, PlainRunner)
+    return run_rest(campaign, begun)
 
 
 def changed(config: Mapping[str, Any], settings: Mapping[str, Any]) -> CampaignConfig:

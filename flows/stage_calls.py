@@ -1,7 +1,6 @@
-"""From the campaign's config to stage calls: which slice of it each stage reads, and whose artifacts it needs."""
+"""From the campaign's config to stage calls: which slice of the config each stage reads, and whose artifacts it needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from hacrl_core.artifacts.sources import source_digest
@@ -10,151 +9,170 @@ from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import verifier_source
+from stages.adopt import AdoptSlice
+from stages.credit import CreditSlice
+from stages.evaluate import EvaluateSlice
+from stages.generate import GenerateSlice
+from stages.sample import SampleSlice
+from stages.score import ScoreSlice
+from stages.spec import Handle, StageCall
+from stages.update import UpdateSlice
+from stages.verify import VerifySlice
+from stages.warmstart import WarmstartSlice
 
-KL_RESPONSES = 64  # enough to see a policy drift, cheap enough for every iteration
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A stage call whose inputs may still be on their way: handles instead of artifacts."""
-
-    stage: str
-    config: Mapping[str, Any]
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # role → handle
-    seed: int | None = None
-    agent: str = ""
-    iteration: int | None = None
-    variant: str = ""
+# Enough responses to see a policy drift, cheap enough for every iteration.
+KL_RESPONSES = 64
 
 
-class Calls:
-    """One method per stage. Only what a stage reads goes into its call, so that a setting recomputes only what depends on it."""
+class StageCalls:
+    """Builds the calls of one campaign, one method per stage.
 
-    def __init__(self, config: CampaignConfig, problems_digest: str) -> None:
-        self.config, self._problems_digest = config, problems_digest
-        self._digests: dict[str, str] = {}
+    Only what a stage reads goes into its call, so that changing a setting recomputes only what depends on it.
+    """
+
+    def __init__(self, config: CampaignConfig, problems_digest: str | None = None) -> None:
+        """``problems_digest``: the content of the campaign's problems, where the caller has read them already."""
+        self.config = config
+        self._problems_digest = (
+            load_problems(config.problems).content_digest if problems_digest is None else problems_digest
+        )
+        self._benchmark_digests: dict[str, str] = {}
         self._verifier_source = verifier_source(config.verify.verifier)
 
-    def origin(self, agent: str) -> Planned:
-        """The agent's first version: taught from nothing, or an existing checkpoint taken in."""
+    def origin(self, agent: str) -> StageCall:
+        """The agent's first version: trained from nothing, or imported from an existing checkpoint."""
         settings = self.config.agents[agent]
         if settings.warmstart is not None:
             corpus = self.config.corpus
-            assert corpus is not None  # checked by the config
-            slice_ = {"warmstart": _json(settings.warmstart), "corpus": _json(corpus)}
-            return Planned("warmstart", slice_, seed=self._seed("warmstart", agent), agent=agent)
-        assert settings.checkpoint is not None
-        slice_ = {
-            "checkpoint": _json(settings.checkpoint),
-            "source_digest": source_digest(settings.checkpoint),
-            "chat_template": settings.chat_template,
-        }
-        return Planned("adopt", slice_, agent=agent)
+            assert corpus is not None, "the config requires arithmetic problems for warm starts"
+            warmstart = WarmstartSlice(warmstart=settings.warmstart, corpus=corpus)
+            return StageCall("warmstart", warmstart, seed=self._seed("warmstart", agent), agent=agent)
+        assert settings.checkpoint is not None, "the config requires a warm start or a checkpoint"
+        adopt = AdoptSlice(
+            checkpoint=settings.checkpoint,
+            source_digest=source_digest(settings.checkpoint),
+            chat_template=settings.chat_template,
+        )
+        return StageCall("adopt", adopt, agent=agent)
 
-    def sample(self, origins: Mapping[str, Any], iteration: int) -> Planned:
-        """Needs the agents' tokenizers only where prompts are filtered by length; first versions have them, and never change."""
+    def sample(self, origins: Mapping[str, Handle], iteration: int) -> StageCall:
+        """The prompts of an iteration. First versions are inputs only where prompts are filtered by length in tokens."""
         limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
-        slice_ = {
-            "max_prompt_tokens": limit,
-            "chat_templates": {a: self.config.agents[a].template_override for a in origins} if limit else {},
-            "problems": _json(self.config.problems),
-            "content_digest": self._problems_digest,
-            "iteration": iteration,
-            "prompts": self.config.prompts_per_iteration,
-        }
-        return Planned("sample", slice_, dict(origins) if limit else {}, seed=self._seed("sample"), iteration=iteration)
+        config = SampleSlice(
+            problems=self.config.problems,
+            iteration=iteration,
+            prompts=self.config.prompts_per_iteration,
+            content_digest=self._problems_digest,
+            max_prompt_tokens=limit,
+            chat_templates={a: self.config.agents[a].template_override for a in origins} if limit else {},
+        )
+        inputs = dict(origins) if limit else {}
+        return StageCall("sample", config, inputs, seed=self._seed("sample"), iteration=iteration)
 
-    def generate(self, agent: str, version: Any, prompts: Any, iteration: int) -> Planned:
-        slice_ = {
-            "agent_id": agent,
-            "iteration": iteration,
-            "samples_per_prompt": self.config.group_size,
-            "generate": _json(self.config.generation(agent)),
-            "chat_template": self.config.agents[agent].template_override,
-        }
+    def generate(self, agent: str, version: Handle, prompts: Handle, iteration: int) -> StageCall:
+        """The agent's responses to the prompts, several to each."""
+        config = GenerateSlice(
+            agent_id=agent,
+            iteration=iteration,
+            samples_per_prompt=self.config.group_size,
+            generate=self.config.generation(agent),
+            chat_template=self.config.agents[agent].template_override,
+        )
         inputs = {"agent": version, "prompts": prompts}
-        return Planned("generate", slice_, inputs, self._seed("generate", agent, iteration), agent, iteration)
+        return StageCall("generate", config, inputs, self._seed("generate", agent, iteration), agent, iteration)
 
-    def verify(self, agent: str, rollouts: Any, prompts: Any, iteration: int) -> Planned:
-        verify = _json(self.config.verify)
+    def verify(self, agent: str, rollouts: Handle, prompts: Handle, iteration: int) -> StageCall:
+        """A verdict and a reward for each of the agent's responses."""
+        verify = self.config.verify
         if self.config.divergence.on_verifier_failure == "skip":
-            verify["max_error_share"] = 1.0  # the update decides
-        slice_ = {"verify": verify, "verifier_source": self._verifier_source}
-        return Planned("verify", slice_, {"rollouts": rollouts, "prompts": prompts}, None, agent, iteration)
+            # The stage accepts any number of verifier errors; the update then decides whether to skip.
+            verify = verify.model_copy(update={"max_error_share": 1.0})
+        config = VerifySlice(verify=verify, verifier_source=self._verifier_source)
+        inputs = {"rollouts": rollouts, "prompts": prompts}
+        return StageCall("verify", config, inputs, None, agent, iteration)
 
-    def credit(self, learner: str, verdicts: Mapping[str, Any], previous: Any, iteration: int) -> Planned:
-        slice_ = {
-            "learner": learner,
-            "agents": list(verdicts),
-            "iteration": iteration,
-            "algorithm": _json(self.config.objective(learner)),
-        }
+    def credit(
+        self, learner: str, verdicts: Mapping[str, Handle], previous: Handle | None, iteration: int
+    ) -> StageCall:
+        """The learner's advantages over everyone's verdicts, and the capability of each sampler."""
+        config = CreditSlice(
+            learner=learner,
+            agents=tuple(verdicts),
+            iteration=iteration,
+            algorithm=self.config.objective(learner).credit,
+        )
         inputs = {f"verdicts/{agent}": handle for agent, handle in verdicts.items()}
         if previous is not None:
             inputs["previous"] = previous
-        return Planned("credit", slice_, inputs, None, learner, iteration)
+        return StageCall("credit", config, inputs, None, learner, iteration)
 
-    def score(self, learner: str, version: Any, rollouts: Mapping[str, Any], prompts: Any, iteration: int) -> Planned:
-        slice_ = self._score_slice(learner, list(rollouts), iteration)
+    def score(
+        self, learner: str, version: Handle, rollouts: Mapping[str, Handle], prompts: Handle, iteration: int
+    ) -> StageCall:
+        """Log-probs of everyone's responses under the learner."""
+        config = self._score_slice(learner, tuple(rollouts), iteration)
         inputs = {"agent": version, "prompts": prompts, **{f"rollouts/{a}": handle for a, handle in rollouts.items()}}
-        return Planned("score", slice_, inputs, None, learner, iteration)
+        return StageCall("score", config, inputs, None, learner, iteration)
 
-    def reference(self, learner: str, origin: Any, rollouts: Any, prompts: Any, iteration: int) -> Planned | None:
-        """Own responses under the learner's first version: all of them where KL is in the loss, a few where it is only watched."""
+    def reference(
+        self, learner: str, origin: Handle, rollouts: Handle, prompts: Handle, iteration: int
+    ) -> StageCall | None:
+        """Log-probs of the learner's own responses under its first version, or None where no KL is wanted.
+
+        All responses are scored where KL is in the loss, a few where it is only watched.
+        """
         objective = self.config.objective(learner)
-        if not (
-            objective.kl_coefficient > 0 or (objective.measure_kl and iteration > self.config.agents[learner].joins)
-        ):
+        in_loss = objective.kl_coefficient > 0
+        if not in_loss and not (objective.measure_kl and iteration > self.config.agents[learner].joins):
             return None
-        slice_ = self._score_slice(learner, [learner], iteration)
-        slice_["is_reference"] = True
-        slice_["most"] = None if objective.kl_coefficient > 0 else KL_RESPONSES
+        config = self._score_slice(learner, (learner,), iteration).model_copy(
+            update={"is_reference": True, "most": None if in_loss else KL_RESPONSES}
+        )
         inputs = {"agent": origin, "prompts": prompts, f"rollouts/{learner}": rollouts}
-        return Planned("score", slice_, inputs, None, learner, iteration, "reference")
-
-    def _score_slice(self, learner: str, samplers: list[str], iteration: int) -> dict[str, Any]:
-        return {
-            "learner": learner,
-            "samplers": samplers,
-            "iteration": iteration,
-            "score": _json(self.config.scoring(learner)),
-            "max_tokens": self.config.generation(learner).max_tokens,
-            "mismatch_warning": self.config.generation(learner).mismatch_warning,
-            "chat_template": self.config.agents[learner].template_override,
-        }
+        return StageCall("score", config, inputs, None, learner, iteration, "reference")
 
     def update(
-        self, learner: str, version: Any, scores: Mapping[str, Any], credit: Any, iteration: int, reference: Any = None
-    ) -> Planned:
+        self,
+        learner: str,
+        version: Handle,
+        scores: Mapping[str, Handle],
+        credit: Handle,
+        iteration: int,
+        reference: Handle | None = None,
+    ) -> StageCall:
+        """The learner's next version."""
         divergence = self.config.divergence
-        slice_ = {
-            "learner": learner,
-            "samplers": list(scores),
-            "iteration": iteration,
-            "minibatch_prompts": self.config.minibatch_size(learner),
-            "algorithm": _json(self.config.objective(learner)),
-            "update": _json(self.config.training(learner)),
-            "on_nonfinite": divergence.on_nonfinite,
-            "max_error_share": self.config.verify.max_error_share if divergence.on_verifier_failure == "skip" else None,
-        }
+        skips = divergence.on_verifier_failure == "skip"
+        config = UpdateSlice(
+            learner=learner,
+            samplers=tuple(scores),
+            iteration=iteration,
+            minibatch_prompts=self.config.minibatch_size(learner),
+            algorithm=self.config.objective(learner),
+            update=self.config.training(learner),
+            on_nonfinite=divergence.on_nonfinite,
+            max_error_share=self.config.verify.max_error_share if skips else None,
+        )
         inputs = {"agent": version, "credit": credit, **{f"scores/{a}": handle for a, handle in scores.items()}}
         if reference is not None:
             inputs["reference"] = reference
-        return Planned("update", slice_, inputs, self._seed("update", learner), learner, iteration)
+        return StageCall("update", config, inputs, self._seed("update", learner), learner, iteration)
 
-    def evaluate(self, agent: str, version: Any, benchmark: BenchmarkConfig, iteration: int) -> Planned:
-        slice_ = {
-            "benchmark": _json(benchmark),
-            "content_digest": self._benchmark_digest(benchmark),
-            "generate": _json(self.config.generation(agent)),
-            "verify": _json(self.config.verify),
-            "verifier_source": self._verifier_source,
-            "chat_template": self.config.agents[agent].template_override,
-        }
-        return Planned("evaluate", slice_, {"agent": version}, self._seed("evaluate"), agent, iteration, benchmark.name)
+    def evaluate(self, agent: str, version: Handle, benchmark: BenchmarkConfig, iteration: int) -> StageCall:
+        """A version's results on a benchmark, after ``iteration`` iterations."""
+        config = EvaluateSlice(
+            benchmark=benchmark,
+            content_digest=self._benchmark_digest(benchmark),
+            generate=self.config.generation(agent),
+            verify=self.config.verify,
+            verifier_source=self._verifier_source,
+            chat_template=self.config.agents[agent].template_override,
+        )
+        inputs = {"agent": version}
+        return StageCall("evaluate", config, inputs, self._seed("evaluate"), agent, iteration, benchmark.name)
 
     def sources(self) -> dict[str, Any]:
-        """What the calls know by content and the config by name only: data, checkpoints, a verifier of the user's."""
+        """Digests of what the config names but does not contain: data, checkpoints, a verifier of the user's own."""
         return {
             "problems": self._problems_digest,
             "benchmarks": {b.name: self._benchmark_digest(b) for b in self.config.evaluate.benchmarks},
@@ -162,15 +180,21 @@ class Calls:
             "verifier": self._verifier_source,
         }
 
+    def _score_slice(self, learner: str, samplers: tuple[str, ...], iteration: int) -> ScoreSlice:
+        return ScoreSlice(
+            learner=learner,
+            samplers=samplers,
+            iteration=iteration,
+            score=self.config.scoring(learner),
+            max_tokens=self.config.generation(learner).max_tokens,
+            mismatch_warning=self.config.generation(learner).mismatch_warning,
+            chat_template=self.config.agents[learner].template_override,
+        )
+
     def _benchmark_digest(self, benchmark: BenchmarkConfig) -> str:
-        if benchmark.name not in self._digests:
-            self._digests[benchmark.name] = load_problems(benchmark.problems).content_digest
-        return self._digests[benchmark.name]
+        if benchmark.name not in self._benchmark_digests:
+            self._benchmark_digests[benchmark.name] = load_problems(benchmark.problems).content_digest
+        return self._benchmark_digests[benchmark.name]
 
     def _seed(self, *purpose: str | int) -> int:
         return derive_seed(self.config.seed, *purpose)
-
-
-def _json(model: Any) -> dict[str, Any]:
-    dumped: dict[str, Any] = model.model_dump(mode="json")
-    return dumped

@@ -15,10 +15,9 @@ class AdoptSlice(StrictConfig):
     chat_template: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        own = self.checkpoint.model_dump(
-            mode="json", include={"gguf_file", "stop_tokens", "add_bos", "trust_remote_code"}
-        )
-        return {"source_digest": self.source_digest, "chat_template": self.chat_template, **own}
+        """Return the checkpoint's settings beside the others, not nested: keys of before must stay valid."""
+        nested = super().identity()
+        return nested.pop("checkpoint") | nested
 
 
 def run(

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.config.algorithm import CreditConfig
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.tables import CAPABILITY, CREDIT, VERDICTS, read_table
 from hacrl_core.errors import AlgorithmError
@@ -21,12 +21,7 @@ class CreditSlice(StrictConfig):
     learner: str
     agents: tuple[str, ...]  # the samplers whose verdicts are inputs, the learner among them
     iteration: NonNegativeInt
-    algorithm: HacpoConfig
-
-    def identity(self) -> dict[str, Any]:
-        whole = self.model_dump(mode="json", exclude={"algorithm"})
-        read = {"share_rollouts", "capability_aware_advantage", "capability_window"}
-        return {**whole, "algorithm": self.algorithm.model_dump(mode="json", include=read)}
+    algorithm: CreditConfig
 
 
 def run(

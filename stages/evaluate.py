@@ -34,16 +34,17 @@ class EvaluateSlice(StrictConfig):
     verifier_source: str = ""  # digest of the user's own verifier
 
     def identity(self) -> dict[str, Any]:
-        """Neither the benchmark's name nor its schedule changes a result."""
+        """Return what changes a result: neither the benchmark's schedule nor the sampling limits of training do."""
         return {
             "benchmark": self.benchmark.model_dump(
                 mode="json", include={"problems", "samples", "temperature", "top_p", "max_tokens", "ks"}
             ),
             "content_digest": self.content_digest,
-            "name": self.benchmark.name,  # metrics carry it
+            # Metrics carry the benchmark's name.
+            "name": self.benchmark.name,
             "engine": self.generate.engine.identity(),
             "stop_strings": list(self.generate.stop_strings),
-            "verify": self.verification.model_dump(mode="json", exclude={"workers", "max_error_share"}),
+            "verify": self.verification.identity(),
             "chat_template": self.chat_template,
             "verifier_source": self.verifier_source,
         }
@@ -125,8 +126,7 @@ def outcomes_of(columns: Mapping[str, Sequence[Any]], samples: int) -> Outcomes:
 
 
 def _metrics(benchmark: BenchmarkConfig, outcomes: Outcomes) -> Metrics:
-    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing.
-    """
+    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing."""
     found = summarise(outcomes, benchmark.reported_ks)
     average = f"avg@{benchmark.samples}"
     for short, name in (

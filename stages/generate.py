@@ -24,10 +24,6 @@ class GenerateSlice(StrictConfig):
     generate: GenerateConfig
     chat_template: str | None = None
 
-    def identity(self) -> dict[str, Any]:
-        whole = self.model_dump(mode="json", exclude={"generate"})
-        return {**whole, "generate": self.generate.identity()}
-
 
 def run(
     inputs: Mapping[str, ArtifactRef], config: GenerateSlice, seed: int | None, out: OutFolder, context: Context

@@ -7,29 +7,19 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.artifacts.locks import remove_stale_locks
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
 from stages import memory as peak
-from stages.spec import Context, Metrics, OutFolder, StageCall, find_stage
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a stage call."""
-
-    ref: ArtifactRef
-    cached: bool
-    seconds: float  # of running it now; 0 when cached
-    metrics: Metrics
+from stages.spec import Context, Metrics, Outcome, OutFolder, StageCall, find_stage
 
 
 def lookup(store: Store, call: StageCall) -> Outcome | None:
@@ -58,15 +48,14 @@ def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable
 
 def _compute(store: Store, call: StageCall, identity: Identity, context: Context) -> Outcome:
     stage = find_stage(call.stage)
-    config = stage.config.model_validate(call.config)
     partial = store.root / "partial" / identity.key
     staged = store.stage_folder(identity.key)
     out = OutFolder(staged)
     started, clock = time.time(), time.perf_counter()
     peak.begin()
     try:
-        with store.reading(call.inputs.values()):
-            result = stage.run(call.inputs, config, call.seed, out, replace(context, partial=partial))
+        with store.reading(call.artifacts.values()):
+            result = stage.run(call.artifacts, call.config, call.seed, out, replace(context, partial=partial))
         _check_metrics(call, result.metrics)
         seconds, highest = time.perf_counter() - clock, peak.end()
         provenance = Provenance(

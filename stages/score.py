@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import NonNegativeInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import NotIdentity, StrictConfig
 from hacrl_core.config.training import ScoreConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
@@ -22,12 +22,8 @@ class ScoreSlice(StrictConfig):
     max_tokens: int  # the learner's limit on a response
     is_reference: bool = False  # under the learner's first version, for KL; not the policy that sampled
     most: int | None = None  # score only so many responses, evenly spaced: enough for a diagnostic
-    mismatch_warning: float = 0.02
+    mismatch_warning: Annotated[float, NotIdentity] = 0.02
     chat_template: str | None = None
-
-    def identity(self) -> dict[str, Any]:
-        whole = self.model_dump(mode="json", exclude={"score", "mismatch_warning"})
-        return {**whole, "score": self.score.identity()}
 
     def known(self, row: Mapping[str, Any]) -> bool:
         """Whether sampling has already said what scoring this response would say."""
@@ -84,8 +80,7 @@ def run(
 def _rows_of(
     agent: Any, fingerprint: str, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice
 ) -> list[dict[str, Any]]:
-    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim.
-    """
+    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim."""
     from hacrl_core.rendering import encode_response, render_prompt
 
     table = read_table(inputs[f"rollouts/{sampler}"].path / "rollouts.parquet", ROLLOUTS)

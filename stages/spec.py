@@ -7,9 +7,9 @@ artifact.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.agents import Attention
@@ -23,24 +23,64 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What came of a stage call: its artifact, and whether it had to be computed."""
+
+    ref: ArtifactRef
+    cached: bool
+    seconds: float  # of running it now; 0 when cached
+    metrics: Metrics
+
+
+class Handle(Protocol):
+    """A stage call that was submitted; its outcome may still be on its way."""
+
+    @property
+    def call(self) -> "StageCall":
+        """The call that was submitted."""
+
+    def outcome(self) -> Outcome:
+        """Wait for the stage and return its outcome; raises what the stage raised."""
+
+
+@dataclass(frozen=True)
 class StageCall:
-    """One stage to be run: its identity (stage, config, inputs, seed) and what people call it."""
+    """One stage to be run: what decides its artifact (stage, config, inputs, seed) and what people call it.
+
+    A call is planned while some of its inputs are handles, and bound when all of them are artifacts. A bound call is plain data: it can
+    be pickled and run in another process or on another machine that reaches the store.
+    """
 
     stage: str
-    config: dict[str, Any]  # JSON of the stage's slice
-    inputs: Mapping[str, ArtifactRef] = field(default_factory=dict)  # role → artifact, e.g. "rollouts/alice"
+    config: StrictConfig  # the stage's own slice of the campaign's settings
+    inputs: Mapping[str, "ArtifactRef | Handle"] = field(default_factory=dict)  # role → artifact, e.g. "rollouts/alice"
     seed: int | None = None
     agent: str = ""
     iteration: int | None = None
     variant: str = ""  # tells calls of one stage, agent and iteration apart, e.g. a benchmark's name
-    restore: bool = (
-        False  # the files are needed, not only the manifest: an artifact whose files were collected is made again
-    )
+    restore: bool = False  # the files are needed, not only the manifest: evicted files are made again
 
     @property
     def label(self) -> str:
+        """The name that people read, and under which the campaign's record keeps the call."""
         number = "" if self.iteration is None else f"#{self.iteration}"
         return " ".join(part for part in (self.stage, self.agent, self.variant, number) if part)
+
+    def bound(self) -> "StageCall":
+        """Return the call with artifacts in place of handles; waits for those that are still running."""
+        inputs = {
+            role: item if isinstance(item, ArtifactRef) else item.outcome().ref for role, item in self.inputs.items()
+        }
+        return replace(self, inputs=inputs)
+
+    @property
+    def artifacts(self) -> dict[str, ArtifactRef]:
+        """The inputs of a bound call."""
+        found = {role: item for role, item in self.inputs.items() if isinstance(item, ArtifactRef)}
+        if len(found) != len(self.inputs):
+            pending = ", ".join(sorted(self.inputs.keys() - found.keys()))
+            raise StageError(f"{self.label}: the inputs {pending} are not resolved; call bound() first")
+        return found
 
 
 class OutFolder:
@@ -87,14 +127,16 @@ class Stage:
     run: Callable[[Mapping[str, ArtifactRef], Any, int | None, OutFolder, Context], Result]
 
     def identity(self, call: StageCall) -> Identity:
-        """The slice's own ``identity()`` where it has one (some settings change the speed, not the numbers)."""
-        config = self.config.model_validate(call.config)
-        slim = getattr(config, "identity", None)
+        """Return what decides the artifact of a bound call: the hash of this is its key."""
+        if not isinstance(call.config, self.config):
+            raise StageError(
+                f"{call.label}: its config is a {type(call.config).__name__}, not a {self.config.__name__}"
+            )
         return Identity(
             stage=self.name,
             stage_version=self.version,
-            config=slim() if slim else config.model_dump(mode="json"),
-            inputs={role: ref.digest for role, ref in sorted(call.inputs.items())},
+            config=call.config.identity(),
+            inputs={role: ref.digest for role, ref in sorted(call.artifacts.items())},
             seed=call.seed,
         )
 

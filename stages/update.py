@@ -7,14 +7,14 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.artifacts.store import read_manifest
 from hacrl_core.config.algorithm import HacpoConfig
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
 from hacrl_core.errors import AlgorithmError, DivergenceError
@@ -36,20 +36,10 @@ class UpdateSlice(StrictConfig):
     minibatch_prompts: PositiveInt
     algorithm: HacpoConfig
     update: UpdateConfig
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    max_error_share: float | None = (
-        None  # more verifier errors than this share of a sampler's responses: publish unchanged
-    )
-
-    def identity(self) -> dict[str, Any]:
-        # Finite updates are the same under both; an unchanged version says so in its metrics, and the campaign heeds
-        # them.
-        whole = self.model_dump(mode="json", exclude={"on_nonfinite"})
-        if self.max_error_share is None:
-            del whole["max_error_share"]
-        for speed_only in ("token_budget", "max_logits_mb", "gradient_checkpointing"):
-            del whole["update"][speed_only]
-        return whole
+    # Finite updates are the same under both. An unchanged version says so in its metrics, and the campaign reads them.
+    on_nonfinite: Annotated[Literal["stop", "skip"], NotIdentity] = "stop"
+    # With more verifier errors than this share of a sampler's responses the version is published unchanged.
+    max_error_share: Annotated[float | None, IdentityUnlessDefault] = None
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,10 +18,6 @@ from stages.spec import Context, OutFolder, Result, Stage
 class VerifySlice(StrictConfig):
     verify: VerifyConfig
     verifier_source: str = ""  # digest of the user's own verifier
-
-    def identity(self) -> dict[str, Any]:
-        verify = self.verify.model_dump(mode="json", exclude={"workers", "max_error_share"})
-        return {"verify": verify, "verifier_source": self.verifier_source}
 
 
 def run(

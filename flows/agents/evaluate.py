@@ -1,13 +1,13 @@
 """``hacrl eval``: any agent on any benchmark, in this process, through the same stages and the same store as a campaign.
 
-The agent is a version that a campaign made, or a checkpoint from elsewhere, which the adopt stage takes in first. A result that is in the store
-is shown, not computed; also one that the campaign itself computed.
+The agent is a version that a campaign made, or a checkpoint from elsewhere, which the adopt stage imports first. A result that is in the
+store is shown and not computed again, even if a campaign computed it.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +16,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flows.agents.find import Changes, change_benchmark, change_generation, find_agent, find_benchmarks, problems_digest
+from flows.agents.find import (
+    Changes,
+    Subject,
+    change_benchmark,
+    change_generation,
+    find_agent,
+    find_benchmarks,
+    problems_digest,
+)
 from flows.home import Home
 from flows.record.record import evaluations_log
+from flows.run.events import Listener
+from flows.run.executors import InProcessExecutor
+from flows.run.runner import InlineRunner
+from flows.run.session import open_session
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.evaluation import BenchmarkConfig
-from hacrl_core.errors import InputGoneError
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import verifier_source
-from stages.runner import Outcome, lookup, run_stage
-from stages.spec import Context, StageCall
+from stages.evaluate import EvaluateSlice
+from stages.spec import Context, Outcome, StageCall
 
 
 @dataclass(frozen=True)
@@ -43,105 +54,115 @@ class Evaluation:
 def evaluate_agent(
     agent: str, benchmarks: Sequence[str], changes: Changes, home: Home, console: Console
 ) -> tuple[str, list[Evaluation]]:
-    """The agent's full name and its results, one for each benchmark; everything is checked before anything runs."""
-    store = Store(home.store, on_problem=lambda message: console.print(Text(f"! {message}", style="yellow")))
+    """Return the agent's full name and its results, one for each benchmark; everything is checked before anything runs."""
+    listener = _EvaluationListener(console)
+    store = Store(home.store, on_problem=listener.warn)
     subject = find_agent(store, home, agent)
     chosen = [change_benchmark(found, changes) for found in find_benchmarks(subject, benchmarks)]
-    generate = change_generation(subject.generate, changes)
-    digests = [problems_digest(benchmark) for benchmark in chosen]
-    with _runner(store, console) as run:
-        version = (
-            subject.version if isinstance(subject.version, ArtifactRef) else run(subject.version, subject.name).ref
-        )
-        _note(home, subject.name, version)
-        results = []
-        for benchmark, digest in zip(chosen, digests, strict=True):
-            slice_ = {
-                "benchmark": benchmark.model_dump(mode="json"),
-                "content_digest": digest,
-                "generate": generate.model_dump(mode="json"),
-                "verify": subject.verify.model_dump(mode="json"),
-                "verifier_source": verifier_source(subject.verify.verifier),
-                "chat_template": subject.chat_template,
-            }
-            seed = derive_seed(subject.seed, "evaluate")
-            call = StageCall("evaluate", slice_, {"agent": version}, seed, subject.name, None, benchmark.name)
-            try:
-                outcome = run(call, benchmark.name)
-            except InputGoneError:
-                if isinstance(subject.version, ArtifactRef):
-                    raise
-                run(replace(subject.version, restore=True), subject.name)  # taken in before, and cleaned away since
-                outcome = run(call, benchmark.name)
-            _note(home, subject.name, outcome.ref)
+    calls = [_evaluate_call(subject, benchmark, changes) for benchmark in chosen]
+    results = []
+    with _inline_session(store, listener) as runner:
+        imported = None if isinstance(subject.version, ArtifactRef) else runner.submit(subject.version)
+        version = subject.version if imported is None else imported
+        _log_artifact(home, subject.name, version if isinstance(version, ArtifactRef) else version.outcome().ref)
+        for benchmark, call in zip(chosen, calls, strict=True):
+            outcome = runner.submit(replace(call, inputs={"agent": version})).outcome()
+            _log_artifact(home, subject.name, outcome.ref)
             results.append(Evaluation(benchmark, outcome))
     return subject.name, results
 
 
-def _note(home: Home, agent: str, ref: ArtifactRef) -> None:
-    if ref.stage == "update" or ref.stage == "warmstart":
-        return  # a campaign's own
+def _evaluate_call(subject: Subject, benchmark: BenchmarkConfig, changes: Changes) -> StageCall:
+    config = EvaluateSlice(
+        benchmark=benchmark,
+        content_digest=problems_digest(benchmark),
+        generate=change_generation(subject.generate, changes),
+        verify=subject.verify,
+        verifier_source=verifier_source(subject.verify.verifier),
+        chat_template=subject.chat_template,
+    )
+    seed = derive_seed(subject.seed, "evaluate")
+    return StageCall("evaluate", config, {}, seed, subject.name, None, benchmark.name)
+
+
+def _log_artifact(home: Home, agent: str, ref: ArtifactRef) -> None:
+    """Remember an artifact that no campaign records, so that clean-up does not take it for garbage."""
+    if ref.stage in ("update", "warmstart"):
+        return
     with evaluations_log(home).open("a") as log:
         log.write(json.dumps({"agent": agent, "stage": ref.stage, "key": ref.key, "at": time.time()}) + "\n")
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def _runner(store: Store, console: Console) -> Iterator[Callable[[StageCall, str], Outcome]]:
-    """Runs stage calls here, with a bar; what is in the store is returned before torch is imported."""
-    context = Context(warn=lambda message: console.print(Text(f"! {message}", style="yellow")))
-    used = False
-
-    def run(call: StageCall, title: str) -> Outcome:
-        nonlocal used
-        if found := lookup(store, call):
-            return found
-        used = True
-        _prepare_torch()
-        doing = f"{'taking in' if call.stage == 'adopt' else 'evaluating on'} {title}"
-        with _progress(console, doing) as progress:
-            waiting = f"{call.label}: {{}} is computing the same artifact; waiting for it"
-            return run_stage(
-                store, call, replace(context, progress=progress), lambda holder: context.warn(waiting.format(holder))
-            )
-
+def _inline_session(store: Store, listener: "_EvaluationListener") -> Iterator[InlineRunner]:
+    """Run calls in this process. Results that are in the store are returned before torch is imported."""
+    context = Context()
+    executor = InProcessExecutor(store, context)
     try:
-        yield run
+        with open_session(InlineRunner(store, executor, listener), executor) as runner:
+            yield runner
     finally:
-        if used:
+        listener.close()
+        if listener.ran:
             from hacrl_core.verification import close_pool
 
             context.warm.close()
             close_pool()
 
 
-@contextmanager
-def _progress(console: Console, doing: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar in a terminal; elsewhere a line for each quarter."""
-    if not console.is_terminal:
-        told: set[int] = set()
+class _EvaluationListener(Listener):
+    """Shows a bar in a terminal while a stage runs; elsewhere a line for each quarter of its responses."""
 
-        def say(done: int, total: int, note: str) -> None:
-            quarter = 4 * done // max(total, 1)
-            if quarter not in told:
-                told.add(quarter)
-                console.print(f"{doing}: {done}/{total} responses, {note}", highlight=False)
+    def __init__(self, console: Console) -> None:
+        self.ran = False
+        self._console = console
+        self._doing = ""
+        self._quarters: set[int] = set()
+        self._bars: Progress | None = None
 
-        console.print(doing, highlight=False)
-        yield say
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-        bar = bars.add_task(doing, total=None, note="")
-        yield lambda done, total, note: bars.update(bar, completed=done, total=total, note=note)
+    def stage_started(self, call: StageCall, why: list[str]) -> None:
+        self.ran = True
+        _prepare_torch()
+        self._doing = f"importing {call.agent}" if call.stage == "adopt" else f"evaluating on {call.variant}"
+        self._quarters.clear()
+        if not self._console.is_terminal:
+            self._console.print(self._doing, highlight=False)
+            return
+        note = TextColumn("{task.fields[note]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
+        self._bars = Progress(*columns, console=self._console, transient=True)
+        self._bars.add_task(self._doing, total=None, note="")
+        self._bars.start()
+
+    def progress(self, call: StageCall, done: int, total: int, note: str) -> None:
+        quarter = 4 * done // max(total, 1)
+        if self._bars is not None:
+            self._bars.update(self._bars.task_ids[0], completed=done, total=total, note=note)
+        elif quarter not in self._quarters:
+            self._quarters.add(quarter)
+            self._console.print(f"{self._doing}: {done}/{total} responses, {note}", highlight=False)
+
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        self.close()
+
+    def waiting(self, call: StageCall, holder: str) -> None:
+        self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
+
+    def warn(self, message: str) -> None:
+        self._console.print(Text(f"! {message}", style="yellow"))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
 
 def _prepare_torch() -> None:
-    """Nothing else computes here, so torch gets every core, unless the user says how many."""
+    """Give torch every core unless the user says how many: nothing else computes in this process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; ours says what goes on
+    # The libraries' bars; ours is enough.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
 

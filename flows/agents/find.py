@@ -22,6 +22,7 @@ from hacrl_core.config.problems import ArithmeticProblems, PresetName
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError
 from hacrl_core.problems import load_problems
+from stages.adopt import AdoptSlice
 from stages.spec import StageCall
 
 ARITHMETIC_PROBLEMS = 1000
@@ -85,8 +86,8 @@ def find_agent(store: Store, home: Home, name: str) -> Subject:
 
 
 def _checkpoint(name: str, checkpoint: CheckpointConfig) -> Subject:
-    slice_ = {"checkpoint": checkpoint.model_dump(mode="json"), "source_digest": source_digest(checkpoint)}
-    return Subject(name, StageCall("adopt", slice_, agent=name))
+    config = AdoptSlice(checkpoint=checkpoint, source_digest=source_digest(checkpoint))
+    return Subject(name, StageCall("adopt", config, agent=name))
 
 
 def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -> Subject:

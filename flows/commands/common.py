@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.home import Home
-from flows.run.signals import Stop, heed_signals
+from flows.run.signals import Stop, raise_on_signals
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.errors import HacrlError, StageError
 
@@ -35,7 +35,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            with heed_signals():
+            with raise_on_signals():
                 command(*args, **kwargs)
         except HacrlError as problem:
             raise _in_one_line(str(problem), problem.exit_code) from None

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from flows.run.executors import Events
-from flows.run.replay import Observers
-from stages.runner import Outcome
-from stages.spec import StageCall
+from flows.run.events import Listener
+from stages.spec import Outcome, StageCall
 
 KINDS = ("run", "start", "done", "cached", "waiting", "warning", "error", "end")
 NAME = "log.txt"
@@ -38,7 +36,7 @@ class Line:
     text: str
 
 
-class Logbook:
+class Logbook(Listener):
     """A campaign's log, open for writing. Every method may be called from several threads."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,14 +53,12 @@ class Logbook:
                 self._cached = 0
             self._put(kind, text)
 
-    def warn(self, message: str) -> None:
-        """Write a warning."""
+    def write_warning(self, message: str) -> None:
+        """Write a warning. The display passes each one on once; as a listener the log hears none."""
         self.write("warning", message)
 
-    def observers(self) -> Observers:
-        """Return what writes a run's events. Warnings come through the display, which passes each on once."""
-        events = Events(waiting=self._waiting, output=lambda worker, line: self.write(f"|{worker}", line))
-        return Observers(started=self._started, finished=self._finished, iteration=lambda number: None, events=events)
+    def output(self, worker: str, line: str) -> None:
+        self.write(f"|{worker}", line)
 
     def close(self) -> None:
         """Close the file; later events are dropped."""
@@ -71,11 +67,11 @@ class Logbook:
                 self._file.close()
                 self._file = None
 
-    def _started(self, call: StageCall, why: list[str]) -> None:
+    def stage_started(self, call: StageCall, why: list[str]) -> None:
         reason = f" (again: {'; '.join(why)})" if why else ""
         self.write("start", call.label + reason)
 
-    def _finished(self, call: StageCall, outcome: Outcome) -> None:
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         if outcome.cached:
             # Written as one line before the next event of another kind: a resumed campaign has thousands of them.
             with self._lock:
@@ -86,7 +82,7 @@ class Logbook:
         told = "" if value is None else f", {headline.rpartition('/')[2].replace('_', ' ')} {value:.3f}"
         self.write("done", f"{call.label}: {outcome.seconds:.2f} s{told}")
 
-    def _waiting(self, call: StageCall, holder: str) -> None:
+    def waiting(self, call: StageCall, holder: str) -> None:
         self.write("waiting", f"{call.label}: {holder} is computing the same artifact")
 
     def _put(self, kind: str, text: str) -> None:

@@ -21,8 +21,10 @@ from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Identity, changed_fields
 from hacrl_core.errors import ArtifactError, ConfigError
-from stages.runner import Outcome
-from stages.spec import StageCall, find_stage
+from stages.spec import Outcome, StageCall, find_stage
+
+# The stages that make an agent's first version.
+ORIGINS = ("warmstart", "adopt")
 
 # The stages that make an agent's first version.
 ORIGINS = ("warmstart", "adopt")
@@ -61,11 +63,18 @@ class Record:
         self._writing = threading.Lock()
         try:
             self._before = {entry.label: entry for entry in read_entries(folder)}
+            self._written = {label: entry.key for label, entry in self._before.items()}
             _replace(folder / "config.json", config.model_dump_json(indent=1))
             self._file = _open_to_append(folder / "stages.jsonl")
         except BaseException:
             os.close(self._lock)
             raise
+
+    def begin_pass(self) -> None:
+        """Forget which calls were met so far: the campaign is walked again from its beginning."""
+        with self._writing:
+            self._now.clear()
+            self._fresh.clear()
 
     def add(self, call: StageCall, outcome: Outcome) -> Entry:
         """Record a finished call; one that is in the record with the same key is not written again."""
@@ -83,8 +92,8 @@ class Record:
         with self._writing:
             self._now[entry.label] = entry
             self._fresh.append(entry)
-            known = self._before.get(entry.label)
-            if known is None or known.key != entry.key or not entry.cached:
+            if self._written.get(entry.label) != entry.key or not entry.cached:
+                self._written[entry.label] = entry.key
                 self._file.write(json.dumps(asdict(entry)) + "\n")
                 self._file.flush()
         return entry

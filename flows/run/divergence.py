@@ -8,8 +8,7 @@ import numpy as np
 
 from hacrl_core.config.divergence import CollapseConfig, DivergenceConfig
 from hacrl_core.errors import DivergenceError
-from stages.runner import Outcome
-from stages.spec import StageCall
+from stages.spec import Outcome, StageCall
 
 
 class Watch:

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.campaign import Handle, run_campaign
+from flows.campaign import run_campaign
 from flows.home import Home
 from flows.record.record import read_entries
-from flows.run.replay import CacheMiss, Done, bind
-from flows.stage_calls import Calls, Planned
+from flows.run.runner import CacheMiss, Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.problems import load_problems
-from stages.runner import Outcome, lookup
+from stages.runner import lookup
+from stages.spec import Handle, Outcome, StageCall
 
 TERMINAL = "terminal"
 
@@ -56,11 +56,16 @@ def complete_iterations(config: CampaignConfig, home: Home) -> int:
     recorded = config.model_copy(update={"iterations": last + 1})
     count = _Count(Store(home.store))
     with suppress(CacheMiss):
-        run_campaign(recorded, Calls(recorded, load_problems(config.problems).content_digest), count)
+        run_campaign(recorded, StageCalls(recorded), count)
     return count.done
 
 
-class _Nothing:
+@dataclass(frozen=True)
+class _NotLookedUp:
+    """Stands in for an evaluation; nothing needs its outcome."""
+
+    call: StageCall
+
     def outcome(self) -> Outcome:
         raise CacheMiss("evaluations are not looked up")
 
@@ -72,14 +77,13 @@ class _Count:
     store: Store
     done: int = 0
 
-    def submit(self, planned: Planned) -> Handle:
-        if planned.stage == "evaluate":
-            return _Nothing()
-        call = bind(planned)
-        found = lookup(self.store, call)
+    def submit(self, call: StageCall) -> Handle:
+        if call.stage == "evaluate":
+            return _NotLookedUp(call)
+        found = lookup(self.store, call.bound())
         if found is None:
             raise CacheMiss(call.label)
-        return Done(found)
+        return Done(call, found)
 
     def iteration_done(self, iteration: int) -> None:
         self.done = iteration + 1

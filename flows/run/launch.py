@@ -1,9 +1,10 @@
-"""Runs a campaign: from the store alone where everything is there, else as a Prefect flow."""
+"""Runs a campaign: from the store alone where everything is there, else as a Prefect flow, or in threads where Prefect is away."""
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -11,17 +12,34 @@ from rich.console import Console
 from flows.campaign import run_campaign
 from flows.home import Home
 from flows.record.history import History
-from flows.record.log import Logbook
+from flows.record.log import FAILED, Logbook
 from flows.record.record import Entry, Record, read_entries
-from flows.run.replay import CacheMiss, Replay
-from flows.stage_calls import Calls
+from flows.run.divergence import Watch
+from flows.run.events import Listener, Listeners
+from flows.run.executors import Executor, ProcessExecutor
+from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
+from flows.run.session import run_in_session
+from flows.run.signals import raise_on_signals
+from flows.scheduling.api import forget_events, prefect_api
+from flows.stage_calls import StageCalls
+from flows.store.collect import collector
 from flows.tracking.feed import Tracker
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from flows.views.live import Display
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.problems import load_problems
+from hacrl_core.errors import HacrlError, StageError
 from stages.runner import remove_leftovers
+from stages.spec import Outcome, StageCall
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many stages ran, and how many were in the store already."""
+
+    ran: int
+    cached: int
 
 
 @dataclass(frozen=True)
@@ -39,97 +57,133 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Session:
-    """A campaign's open files: its store, its record, its wiring. The record's lock keeps a second run of it out."""
+class OpenCampaign:
+    """A campaign's open files: its store, record, log and display. The record's lock keeps a second run of it out."""
 
     config: CampaignConfig
     home: Home
     store: Store
-    calls: Calls
+    calls: StageCalls
     record: Record
     display: Display
     log: Logbook
 
 
-# What this process has checked already, by store. A launch opens up to three sessions; digests are checked in the first.
-_verified: dict[Path, set[str]] = {}
-
-
 def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
-    """Run or resume; returns when the campaign is complete. Raises HacrlError with one line for the user."""
+    """Run or resume a campaign and return when it is complete. Raises HacrlError with one line for the user."""
+    quiet_environment()
+    begun = time.monotonic()
     try:
-        return _launch(config, home, console)
+        with open_campaign(config, home, console) as campaign:
+            if replay(campaign):
+                count = len(campaign.record.entries())
+                campaign.log.write("run", f"{config.name}: all {count} stages were in the store, nothing had to run")
+                return conclude(campaign, Counts(0, count), begun)
+            _show_disk_estimate(campaign)
+            console.print("starting Prefect …", style="dim")
+            return conclude(campaign, execute(campaign), begun)
     except KeyboardInterrupt as stop:
         stop.add_note(what_is_saved(config, home))
         raise
 
 
-def _launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
-    quiet_environment()
-    begun = time.monotonic()
-    with open_session(config, home, console) as session:
-        complete = replay(session)
-        if complete:
-            summary = _summary(session, begun)
-            session.log.write(
-                "run", f"{config.name}: all {summary.cached} stages were in the store, nothing had to run"
-            )
-            return summary
-        _tell_need(session, console)
-    from flows.run.session import execute
-
-    console.print("starting Prefect …", style="dim")
-    ran, cached = execute(config, home, console)
-    return conclude(config, home, console, ran, cached, begun)
-
-
-def _tell_need(session: Session, console: Console) -> None:
-    from flows.store.space import tell_need
-
-    need, warning = tell_need(session.config, session.home, session.store, session.record.entries(), session.calls)
-    console.print(need, style="dim", highlight=False, soft_wrap=True)
-    if warning is not None:
-        session.display.warn(warning)
-
-
-def conclude(config: CampaignConfig, home: Home, console: Console, ran: int, cached: int, begun: float) -> Summary:
-    """After the flow: the whole campaign once more from the store, for the picture and for what MLflow may have missed."""
-    with open_session(config, home, console) as session:
-        replay(session)
-        summary = _summary(session, begun)
-    return replace(summary, ran=ran, cached=cached, seconds=time.monotonic() - begun)
-
-
 @contextmanager
-def open_session(config: CampaignConfig, home: Home, console: Console) -> Iterator[Session]:
-    calls = Calls(config, load_problems(config.problems).content_digest)
+def open_campaign(config: CampaignConfig, home: Home, console: Console) -> Iterator[OpenCampaign]:
+    """Open a campaign's files for a run, and remove what killed processes left in the store."""
+    calls = StageCalls(config)
     with Record(home.campaign(config.name), config) as record, closing(Logbook(record.folder)) as log:
-        display = Display(console, config, log.warn)
-        store = Store(home.store, on_problem=display.warn, verified=_verified.setdefault(home.store, set()))
+        display = Display(console, config, log.write_warning)
+        store = Store(home.store, on_problem=display.warn)
         remove_leftovers(store)
-        yield Session(config, home, store, calls, record, display, log)
+        yield OpenCampaign(config, home, store, calls, record, display, log)
 
 
-def replay(session: Session) -> bool:
+def replay(campaign: OpenCampaign) -> bool:
     """Walk the campaign through the store; False at the first stage that has to run."""
+    campaign.record.begin_pass()
     try:
-        run_campaign(session.config, session.calls, Replay(session.store, session.record))
+        run_campaign(campaign.config, campaign.calls, Replay(campaign.store, campaign.record, Watch()))
     except CacheMiss:
         return False
     return True
 
 
+def execute(campaign: OpenCampaign) -> Counts:
+    """Run what is missing: as a Prefect flow where Prefect answers, in plain threads where it does not."""
+    begun = time.time()
+    with prefect_api(campaign.home, campaign.display.warn) as server:
+        if server is None:
+            return run_stages(campaign, ThreadRunner)
+        # Prefect takes seconds to import; a campaign that is complete does without it.
+        from flows.run.prefect_runner import PrefectRunner, run_as_flow
+
+        try:
+            return run_as_flow(
+                campaign.config, campaign.home, lambda: run_stages(campaign, PrefectRunner), campaign.display.say
+            )
+        except HacrlError:
+            raise
+        except Exception:
+            if server.answers():
+                raise
+        finally:
+            if not server.answers():
+                forget_events()
+        if not server.died:
+            campaign.display.warn("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
+        return run_rest(campaign, begun)
+
+
+def run_rest(campaign: OpenCampaign, begun: float) -> Counts:
+    """Go on in threads after Prefect's server went away; the counts are those of both passes since ``begun``."""
+    rest = run_stages(campaign, ThreadRunner)
+    ran = sum(not entry.cached and entry.at >= begun for entry in read_entries(campaign.record.folder))
+    return Counts(ran, rest.ran + rest.cached - ran)
+
+
+def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Executor | None = None) -> Counts:
+    """Run the campaign's missing stages; by default each agent's in a process of its own."""
+    counter = _Counter()
+    campaign.record.begin_pass()
+    try:
+        with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
+            shown = Listeners(campaign.display, campaign.log)
+            listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
+            executor = executor or ProcessExecutor(campaign.config, campaign.store, listener)
+            run_in_session(campaign.config, campaign.calls, campaign.store, campaign.record, executor, listener, kind)
+            if tracker is not None:
+                tracker.log(campaign.record.entries_since_last_call())
+                tracker.mark_complete(campaign.record.entries())
+    except Exception as problem:
+        if is_disk_full(problem) and not isinstance(problem, HacrlError):
+            raise StageError(f"campaign {campaign.config.name}: {disk_full(campaign.home.root)}") from problem
+        raise
+    return counter.counts()
+
+
+def conclude(campaign: OpenCampaign, counts: Counts, begun: float) -> Summary:
+    """Draw the learning curves, give MLflow what it may have missed, and return the summary."""
+    picture = _draw(campaign)
+    entries = campaign.record.entries()
+    with tracking(campaign) as tracker:
+        if tracker is not None:
+            tracker.replay(entries)
+    uri = tracking_uri(campaign.config, campaign.home) if campaign.config.tracking.enabled else None
+    seconds = time.monotonic() - begun
+    return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, seconds, picture, uri)
+
+
 @contextmanager
-def tracking(session: Session) -> Iterator[Tracker | None]:
-    """MLflow in a thread of its own while the campaign runs; its runs end as the campaign ends."""
-    settings = session.config.tracking
+def tracking(campaign: OpenCampaign) -> Iterator[Tracker | None]:
+    """Feed MLflow from a thread of its own while the campaign runs; its runs end as the campaign ends."""
+    settings = campaign.config.tracking
     if not settings.enabled:
         yield None
         return
-    uri = tracking_uri(session.config, session.home)
+    uri = tracking_uri(campaign.config, campaign.home)
     tracker = Tracker(
-        lambda: Projection(session.config, session.store, uri, session.home),
-        session.display.warn,
+        lambda: Projection(campaign.config, campaign.store, uri, campaign.home),
+        campaign.display.warn,
         settings.patience_seconds,
         uri,
     )
@@ -145,7 +199,7 @@ def tracking(session: Session) -> Iterator[Tracker | None]:
 
 
 def what_is_saved(config: CampaignConfig, home: Home) -> str:
-    """For whoever stopped a campaign: how far it came."""
+    """Say how far a campaign came, for the person who stopped it."""
     entries = read_entries(home.campaign(config.name))
     updated = {(entry.agent, entry.iteration) for entry in entries if entry.stage == "update"}
     done = 0
@@ -157,22 +211,70 @@ def what_is_saved(config: CampaignConfig, home: Home) -> str:
     )
 
 
-def draw(session: Session) -> Path | None:
-    """The learning curves; those of last time where nothing has happened since."""
+class _Counter(Listener):
+    """Counts stages that ran and stages that were found."""
+
+    def __init__(self) -> None:
+        self._ran: list[str] = []
+        self._cached: list[str] = []
+
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        (self._cached if outcome.cached else self._ran).append(call.label)
+
+    def counts(self) -> Counts:
+        return Counts(len(self._ran), len(self._cached))
+
+
+class _AfterIteration(Listener):
+    """After each iteration: what has finished goes to MLflow in one batch per run, and the keep policy removes old versions."""
+
+    def __init__(self, campaign: OpenCampaign, tracker: Tracker | None, warn: Callable[[str], None]) -> None:
+        self._record = campaign.record
+        self._tracker = tracker
+        self._collect = collector(campaign.home, campaign.store, campaign.record, warn)
+
+    def iteration_finished(self, iteration: int) -> None:
+        if self._tracker is not None:
+            self._tracker.log(self._record.entries_since_last_call())
+        self._collect(iteration)
+
+
+@contextmanager
+def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
+    """Write the run's first and last line into the campaign's log."""
+    config, begun = campaign.config, time.monotonic()
+    agents = ", ".join(config.agents)
+    campaign.log.write(
+        "run", f"{config.name}: to iteration {config.iterations}, agents {agents}, process {os.getpid()}"
+    )
+    try:
+        yield
+    except Exception as problem:
+        campaign.log.write("error", str(first_error(problem) or f"{type(problem).__name__}: {problem}"))
+        campaign.log.write("end", f"{FAILED} after {time.monotonic() - begun:.1f} s")
+        raise
+    except BaseException:
+        campaign.log.write("end", f"stopped from outside after {time.monotonic() - begun:.1f} s")
+        raise
+    counts, seconds = counter.counts(), time.monotonic() - begun
+    campaign.log.write("end", f"complete: {counts.ran} stages ran, {counts.cached} from the store, {seconds:.1f} s")
+
+
+def _show_disk_estimate(campaign: OpenCampaign) -> None:
+    from flows.store.space import tell_need
+
+    need, warning = tell_need(campaign.config, campaign.home, campaign.store, campaign.record.entries(), campaign.calls)
+    campaign.display.console.print(need, style="dim", highlight=False, soft_wrap=True)
+    if warning is not None:
+        campaign.display.warn(warning)
+
+
+def _draw(campaign: OpenCampaign) -> Path | None:
+    """Draw the learning curves, or return those of last time where nothing has happened since."""
     from flows.report.charts import LEARNING_CURVES, draw_learning_curves
 
-    drawn, record = session.record.folder / LEARNING_CURVES, session.record.folder / "stages.jsonl"
+    drawn, record = campaign.record.folder / LEARNING_CURVES, campaign.record.folder / "stages.jsonl"
     if drawn.exists() and drawn.stat().st_mtime >= record.stat().st_mtime:
         return drawn
-    history = History(session.config, session.store, session.record.entries())
-    return draw_learning_curves(history, session.record.folder)
-
-
-def _summary(session: Session, begun: float) -> Summary:
-    picture = draw(session)
-    with tracking(session) as tracker:
-        if tracker is not None:
-            tracker.replay(session.record.entries())
-    uri = tracking_uri(session.config, session.home) if session.config.tracking.enabled else None
-    entries = session.record.entries()
-    return Summary(session.config, session.home, entries, 0, len(entries), time.monotonic() - begun, picture, uri)
+    history = History(campaign.config, campaign.store, campaign.record.entries())
+    return draw_learning_curves(history, campaign.record.folder)

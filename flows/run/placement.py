@@ -1,6 +1,7 @@
-"""Agents that share a GPU take turns: whoever begins ends the process of who was there before, and with it all it held on the device.
+"""Where an agent's stages run, and how agents that share a GPU take turns.
 
-Ending the process is the only way that frees everything: weights, optimizer, caches, the CUDA context and the engines it has started.
+A turn ends the process of the agent that used the GPU before. Only the end of a process frees everything that it held on the device:
+weights, optimizer, caches, the CUDA context and the engines it has started.
 """
 
 import threading
@@ -17,20 +18,33 @@ from hacrl_core.config.generation import EngineConfig, VllmEngineConfig
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an agent's worker runs. None of it changes a result beyond rounding."""
+    """What a stage call gets to run on. It is plain data, and none of it changes a result beyond rounding."""
 
     device: str = "auto"
-    gpus: tuple[int, ...] = ()  # what it sees; empty: all
+    gpus: tuple[int, ...] = ()  # the GPUs that the process sees; empty: all
     attention: Attention = "auto"
+    threads: int = 1  # of torch, in each process
+    node: str = ""  # the machine; empty: this one, the only one that today's executors know
+    processes: int = 1  # that share the call: ranks of an update, replicas of an engine
+
+
+def placements_of(config: CampaignConfig) -> dict[str, Placement]:
+    """Each agent's placement, as the campaign's config says it."""
+    return {
+        name: Placement(agent.device, agent.gpus, agent.attention, config.runtime.threads_per_agent)
+        for name, agent in config.agents.items()
+    }
 
 
 class Sharer(Protocol):
+    """A worker that shares a device with others."""
+
     def rest(self) -> None:
-        """End the process; the next call starts another."""
+        """End the idle process; the next call starts another."""
 
 
 class Turn:
-    """One at a time. Who comes twice in a row finds everything as it was."""
+    """Lets one agent at a time use a device. Consecutive stages of one agent reuse its warm process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +52,7 @@ class Turn:
 
     @contextmanager
     def taken_by(self, sharer: Sharer) -> Iterator[None]:
+        """Hold the turn inside; whoever held it last gives up its process first."""
         with self._lock:
             if self._last is not None and self._last is not sharer:
                 self._last.rest()
@@ -46,7 +61,7 @@ class Turn:
 
 
 def turns_of(config: CampaignConfig) -> dict[str, Turn]:
-    """The same turn for agents whose GPUs overlap, directly or through others; none for an agent that shares with nobody."""
+    """One turn for all agents whose GPUs overlap, directly or through others; an agent that shares with nobody has none."""
     used = {name: gpus_of(agent, config.generation(name).engine) for name, agent in config.agents.items()}
     turns: dict[str, Turn] = {}
     for name in used:
@@ -60,7 +75,7 @@ def turns_of(config: CampaignConfig) -> dict[str, Turn]:
 
 
 def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None) -> frozenset[int]:
-    """Numbers of the machine's GPUs that an agent uses: those it is given, else those its device and its engine name."""
+    """Numbers of the machine's GPUs that an agent uses: those it is assigned, else those that its device and engine name."""
     if agent.gpus:
         return frozenset(agent.gpus)
     count = count_gpus() if machine is None else machine
@@ -75,5 +90,5 @@ def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None
 
 
 def count_gpus() -> int:
-    """Without torch, which the campaign's own process does without."""
+    """Count the machine's GPUs without importing torch, which the campaign's own process does not need."""
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])

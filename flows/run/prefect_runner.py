@@ -1,54 +1,83 @@
-"""Stages as Prefect tasks. Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: looking up costs a
-millisecond, a task run twenty."""
+"""The campaign as a Prefect flow: one flow per campaign, a task per stage that has to run.
+
+Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: a lookup costs a millisecond, a task run
+twenty.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
-from prefect import task
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CrashedRun, MissingResult, UnfinishedRun
 from prefect.futures import PrefectFuture
 from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.home import Home
 from flows.record.record import Record
 from flows.run.divergence import Watch
-from flows.run.executors import Worker, WorkerDied
-from flows.run.replay import Done, Observers, joined
-from flows.run.runner import StageRunner
-from flows.scheduling.pages import CachedStages, PrefectView, label_of
-from flows.stage_calls import Planned
+from flows.run.events import Listener, Listeners
+from flows.run.executors import Executor
+from flows.run.runner import THREADS, Done, StageRunner
+from flows.run.worker import WorkerDied
+from flows.scheduling.pages import CachedStages, PrefectView
+from flows.scheduling.slots import held_slots
 from hacrl_core.artifacts import Store
-from stages.runner import Outcome
+from hacrl_core.config.campaign import CampaignConfig
+from stages.spec import Handle, Outcome, StageCall
 
-# What Prefect says when it lost a run, not when a stage failed: its server forgot, refused or was too slow.
+# What Prefect raises when it lost a run, as opposed to a stage that failed: its server forgot, refused or was too slow.
 LOST = (UnfinishedRun, CrashedRun, MissingResult, httpx.HTTPError)
+T = TypeVar("T")
+
+
+def run_as_flow(config: CampaignConfig, home: Home, work: Callable[[], T], say: Callable[[str], None]) -> T:
+    """Do the work inside a flow run that Prefect shows under the campaign's name, with the campaign's slots held."""
+
+    @flow(
+        name="campaign",
+        flow_run_name=f"{config.name} to iteration {config.iterations}",
+        task_runner=ThreadPoolTaskRunner(max_workers=THREADS),
+        persist_result=False,
+    )
+    def campaign_flow(config: dict[str, Any], home: str) -> T:
+        """Run or resume a campaign."""
+        with held_slots(CampaignConfig.model_validate(config), say):
+            return work()
+
+    return campaign_flow(config.model_dump(mode="json"), str(home.root))
 
 
 @dataclass
-class Running:
+class InTask:
+    """A call under way as a Prefect task. The store is the truth: where Prefect loses the run, the call runs without it."""
+
+    call: StageCall
     future: PrefectFuture[Outcome]
-    planned: Planned
     perform: Callable[[], Outcome]
-    _again: Outcome | None = None
+    _without_prefect: Outcome | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def outcome(self) -> Outcome:
-        """The store is the truth: where Prefect lost the run, the stage is looked up or run without it."""
+        """Wait for the task; raises what the stage raised."""
         try:
             return self.future.result()
         except LOST:
             with self._lock:  # several stages may wait for this one
-                self._again = self._again or self.perform()
-                return self._again
+                self._without_prefect = self._without_prefect or self.perform()
+                return self._without_prefect
 
     def done(self) -> bool:
+        """Whether the task run has ended."""
         return self.future.state.is_final()
 
     def failed(self) -> bool:
+        """Whether the task run has ended in an error."""
         return self.future.state.is_failed() or self.future.state.is_crashed()
 
 
@@ -58,51 +87,55 @@ class PrefectRunner(StageRunner):
     def __init__(
         self,
         store: Store,
+        executor: Executor,
+        listener: Listener,
         record: Record,
-        workers: dict[str, Worker],
-        retries: int,
-        observers: Observers,
         watch: Watch | None = None,
+        retries: int = 0,
     ) -> None:
-        self._view = PrefectView(store, record, observers.events.warn)
-        self._from_store = CachedStages(_submit_cached)
-        super().__init__(store, record, workers, retries, joined(observers, self._view.observers()), watch)
+        self._view = PrefectView(store, record, listener.warn)
+        self._cached = CachedStages(_submit_cached)
+        self._campaign = record.config.name
+        super().__init__(store, executor, Listeners(listener, self._view), record, watch, retries)
 
-    def submit(self, planned: Planned) -> Any:
-        handle = super().submit(planned)
+    def submit(self, call: StageCall) -> Handle:
+        """Return a handle at once; calls found in the store are gathered into one task."""
+        handle = super().submit(call)
         if isinstance(handle, Done):
-            self._from_store.add(planned)
+            self._cached.add(call)
         return handle
 
     def finish(self) -> None:
+        """Wait for the last stages and for the pages."""
         super().finish()
-        self._from_store.flush()
+        self._cached.flush()
         self._view.close()
 
-    def _schedule(self, planned: Planned) -> Running:
-        self._from_store.flush()
-        label = label_of(planned)
-        waits = [handle.future for handle in planned.inputs.values() if isinstance(handle, Running)]
+    def _schedule(self, call: StageCall) -> InTask:
+        self._cached.flush()
+        waits = [item.future for item in call.inputs.values() if isinstance(item, InTask)]
         run_one = stage_task.with_options(
-            name=planned.stage,
-            task_run_name=f"{self.record.config.name}: {label}",
-            retries=self._retries,
-            retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self._retries)] or None,
+            name=call.stage,
+            task_run_name=f"{self._campaign}: {call.label}",
+            retries=self.retries,
+            retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self.retries)] or 0,
             retry_condition_fn=_worker_died,
         )
-        perform = partial(self.perform, planned)
-        return Running(run_one.submit(perform, wait_for=waits), planned, perform)
+        perform = partial(self.perform, call)
+        future: PrefectFuture[Outcome] = run_one.submit(perform, wait_for=waits)  # type: ignore[call-overload]
+        return InTask(call, future, perform)
 
 
 @task(persist_result=False, cache_policy=NO_CACHE)
 def stage_task(perform: Callable[[], Outcome]) -> Any:
-    """Found in the store after all, once its inputs were known: the task looks as what it was."""
+    """Run one stage. One that was in the store after all, once its inputs were known, is shown as cached."""
     outcome = perform()
     return Completed(name="Cached", message="found in the store", data=outcome) if outcome.cached else outcome
 
 
 @task(name="from the store", persist_result=False, cache_policy=NO_CACHE)
 def cached_task(stages: list[str]) -> Any:
+    """Show stages that were found in the store."""
     return Completed(name="Cached", message="found in the store")
 
 
@@ -111,7 +144,7 @@ def _submit_cached(name: str, stages: list[str]) -> None:
 
 
 def _worker_died(task: Any, run: Any, state: Any) -> bool:
-    """Retry what a new process may mend; an error in the data or the config stays an error."""
+    """Retry what a new process may finish; an error in the data or the config stays an error."""
     try:
         state.result()
     except WorkerDied:

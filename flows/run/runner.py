@@ -1,72 +1,135 @@
-"""Runs a campaign's stages, each in the worker process of its agent. How they are scheduled is a subclass's business: as Prefect tasks
-(``tasks.py``), or in plain threads where there is no Prefect to talk to.
+"""Runners take a campaign's stage calls: they look each one up, run what is missing, and tell the listeners.
 
-A call whose artifact exists is answered on the spot. Where a stage needs files that are no longer there (collected by a keep policy, or damaged
-since), what made them runs again first.
+A call whose artifact exists is answered at once. Where a stage needs files that are no longer there (evicted by a keep policy, or damaged
+since), the stages that made them run again first. How calls are scheduled is the business of a subclass: one after the other, in threads,
+or as Prefect tasks (``prefect_runner.py``).
 """
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 from flows.record.record import Record
 from flows.run.divergence import Watch
-from flows.run.executors import Stopped, Worker
-from flows.run.replay import Done, Observers, bind
-from flows.stage_calls import Planned
-from hacrl_core.artifacts import Store
+from flows.run.events import Listener
+from flows.run.executors import Executor
+from flows.run.worker import Stopped, WorkerDied
+from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.errors import HacrlError, InputGoneError, StageError
-from stages.runner import Outcome, lookup, run_stage
-from stages.spec import Context, StageCall
+from stages.runner import lookup
+from stages.spec import Handle, Outcome, StageCall
 
-LIGHT = ("sample", "credit")  # stages without torch: they run in this process
-# Tasks wait for their inputs in their threads, and are submitted inputs first: with enough threads none can starve another.
+# Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve another.
 THREADS = 256
 
 
+class CacheMiss(Exception):
+    """A replay met a stage that has not been run yet."""
+
+
+class Pending(Handle, Protocol):
+    """A call under way."""
+
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+
+    def failed(self) -> bool:
+        """Whether it has ended in an error."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A call whose outcome is known."""
+
+    call: StageCall
+    value: Outcome
+
+    def outcome(self) -> Outcome:
+        """Return the outcome; nothing to wait for."""
+        return self.value
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def failed(self) -> bool:
+        """Never."""
+        return False
+
+
+@dataclass
+class Replay:
+    """Answers calls from the store alone; the first one that is missing raises ``CacheMiss``. Needs neither Prefect nor torch."""
+
+    store: Store
+    record: Record
+    watch: Watch
+
+    def submit(self, call: StageCall) -> Done:
+        """Look the call up and add it to the record."""
+        bound = call.bound()
+        found = lookup(self.store, bound)
+        if found is None:
+            raise CacheMiss(bound.label)
+        self.watch.after(bound, found)
+        self.record.add(bound, found)
+        return Done(call, found)
+
+    def iteration_done(self, iteration: int) -> None:
+        """Nobody has to be told."""
+
+
 class StageRunner(ABC):
+    """Looks calls up, and has those that are missing run by an executor."""
+
     def __init__(
         self,
         store: Store,
-        record: Record,
-        workers: dict[str, Worker],
-        retries: int,
-        observers: Observers,
+        executor: Executor,
+        listener: Listener,
+        record: Record | None = None,
         watch: Watch | None = None,
+        retries: int = 0,
     ) -> None:
-        self.store, self.record, self.observers = store, record, observers
-        self._workers, self._retries, self._watch = workers, retries, watch or Watch()
-        self._context = Context(warn=observers.events.warn)
-        self._running: list[Any] = []
+        """``record`` and ``watch`` belong to a campaign; single calls (``hacrl eval``) do without them."""
+        self.store = store
+        self.listener = listener
+        self.record = record
+        self.retries = retries
+        self._executor = executor
+        self._watch = watch or Watch()
+        self._pending: list[Pending] = []
 
-    def submit(self, planned: Planned) -> Any:
-        if all(isinstance(handle, Done) for handle in planned.inputs.values()):
-            call = bind(planned)
-            if found := lookup(self.store, call):
-                self._note(call, found)
-                return Done(found, planned)
-        handle = self._schedule(planned)
-        self._running.append(handle)
+    def submit(self, call: StageCall) -> Handle:
+        """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
+        if all(isinstance(item, ArtifactRef | Done) for item in call.inputs.values()):
+            bound = call.bound()
+            if found := lookup(self.store, bound):
+                self._finished(bound, found)
+                return Done(call, found)
+        handle = self._schedule(call)
+        self._pending.append(handle)
         return handle
 
     @abstractmethod
-    def _schedule(self, planned: Planned) -> Any:
-        """Have ``self.perform(planned)`` run once its inputs are there; a handle that waits for it."""
+    def _schedule(self, call: StageCall) -> Pending:
+        """Have ``self.perform(call)`` run once its inputs are there, and return a handle that waits for it."""
 
     def iteration_done(self, iteration: int) -> None:
-        self._running = [handle for handle in self._running if not self._settled(handle)]
-        self.observers.iteration(iteration)
+        """Raise what a finished stage raised, and tell the listeners of the iteration."""
+        self._pending = [handle for handle in self._pending if not _settled(handle)]
+        self.listener.iteration_finished(iteration)
 
     def finish(self) -> None:
-        """Wait for what nobody else waits for: the last evaluations."""
-        for handle in self._running:
+        """Wait for the calls that nothing else waits for: the last evaluations."""
+        for handle in self._pending:
             handle.outcome()
-        self._running.clear()
+        self._pending.clear()
 
     def first_failure(self) -> HacrlError | None:
-        """What went wrong first: a stage below a failed one never starts, and only says that it did not."""
-        for handle in self._running:
+        """Return the error that came first: a stage whose input failed never starts, and only says that it did not."""
+        for handle in self._pending:
             if handle.failed():
                 try:
                     handle.outcome()
@@ -76,113 +139,117 @@ class StageRunner(ABC):
                         return known
         return None
 
-    def perform(self, planned: Planned) -> Outcome:
-        """Resolve the inputs, run the stage where it belongs, tell everybody."""
-        call = bind(planned)
-        if found := lookup(self.store, call):
-            self._note(call, found)
+    def perform(self, call: StageCall) -> Outcome:
+        """Resolve the inputs, run the stage unless its artifact exists by now, and tell the listeners."""
+        bound = call.bound()
+        if found := lookup(self.store, bound):
+            self._finished(bound, found)
             return found
-        self._watch.before(call)
-        self.observers.started(call, self.record.why(self.store, call))
-        outcome = self._with_inputs(planned, call)
-        self._note(call, outcome)
+        self._watch.before(bound)
+        self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
+        outcome = self._run_with_inputs(call, bound)
+        self._finished(bound, outcome)
         return outcome
 
-    def _with_inputs(self, planned: Planned, call: StageCall) -> Outcome:
+    def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:
-            return self._run(call)
+            return self._executor.run(bound, self.listener)
         except InputGoneError:
-            inputs = {**call.inputs, **self._restore(planned)}
-            return self._run(replace(call, inputs=inputs))
+            restored = self._restore_inputs(call)
+            if not restored:
+                raise
+            return self._executor.run(replace(bound, inputs={**bound.artifacts, **restored}), self.listener)
 
-    def _restore(self, planned: Planned) -> dict[str, Any]:
+    def _restore_inputs(self, call: StageCall) -> dict[str, ArtifactRef]:
         """Run again what made the inputs that are gone, and before it what made *its* inputs, back to files that are there."""
-        order: list[Planned] = []
-        digests: list[str] = []
-        waiting = [planned]
-        while waiting:  # no recursion: a chain of versions may be thousands long
-            for handle in waiting.pop().inputs.values():
-                ref = handle.outcome().ref
-                if not self.store.is_whole(ref) and handle.planned not in order:
-                    order.append(handle.planned)
-                    digests.append(ref.digest)
-                    waiting.append(handle.planned)
-        made: dict[str, Outcome] = {}
-        for again, before in zip(reversed(order), reversed(digests), strict=True):
-            call = replace(bind(again), restore=True)
-            self.observers.started(call, ["its files are needed again"])
-            outcome = made[call.label] = self._run(call)
-            if outcome.ref.digest != before:  # verdicts, credit and scores of the old content must not meet the new
-                raise StageError(
-                    f"{call.label}: made again, it has other content than before; run the same command again"
-                )
-        labels = {role: bind(handle.planned).label for role, handle in planned.inputs.items()}
-        return {role: made[label].ref for role, label in labels.items() if label in made}
+        makers: dict[str, tuple[StageCall, str]] = {}
+        waiting = [call]
+        while waiting:  # a loop and no recursion: a chain of versions may be thousands long
+            for item in waiting.pop().inputs.values():
+                if isinstance(item, ArtifactRef):
+                    continue
+                ref = item.outcome().ref
+                if not self.store.is_whole(ref) and item.call.label not in makers:
+                    makers[item.call.label] = (item.call, ref.digest)
+                    waiting.append(item.call)
+        made: dict[str, ArtifactRef] = {}
+        for label, (maker, digest_before) in reversed(makers.items()):
+            again = replace(maker.bound(), restore=True)
+            self.listener.stage_started(again, ["its files are needed again"])
+            ref = made[label] = self._executor.run(again, self.listener).ref
+            if ref.digest != digest_before:  # verdicts, credit and scores of the old content must not meet the new
+                raise StageError(f"{label}: made again, it has other content than before; run the same command again")
+        labels = {role: item.call.label for role, item in call.inputs.items() if not isinstance(item, ArtifactRef)}
+        return {role: made[label] for role, label in labels.items() if label in made}
 
-    def _run(self, call: StageCall) -> Outcome:
-        if call.stage in LIGHT:
-            return run_stage(
-                self.store, call, self._context, lambda holder: self.observers.events.waiting(call, holder)
-            )
-        return self._workers[call.agent].run(call, self.observers.events)
-
-    def _note(self, call: StageCall, outcome: Outcome) -> None:
+    def _finished(self, call: StageCall, outcome: Outcome) -> None:
         self._watch.after(call, outcome)
         if not outcome.cached:
             self.store.mark_verified(outcome.ref)
-        self.record.add(call, outcome)
-        self.observers.finished(call, outcome)
+        if self.record is not None:
+            self.record.add(call, outcome)
+        self.listener.stage_finished(call, outcome)
 
-    def _settled(self, handle: Any) -> bool:
-        if not handle.done():
-            return False
-        handle.outcome()  # raises what the stage raised
-        return True
+
+class InlineRunner(StageRunner):
+    """Runs each call when it is submitted, one after the other."""
+
+    def _schedule(self, call: StageCall) -> Pending:
+        return Done(call, self.perform(call))
 
 
 @dataclass(frozen=True)
-class Threaded:
-    """A stage under way in a thread of this process."""
+class InThread:
+    """A call under way in a thread of this process."""
 
+    call: StageCall
     future: "Future[Outcome]"
-    planned: Planned
 
     def outcome(self) -> Outcome:
+        """Wait for the thread; raises what the stage raised."""
         return self.future.result()
 
     def done(self) -> bool:
+        """Whether the thread has ended."""
         return self.future.done()
 
     def failed(self) -> bool:
+        """Whether the thread has ended in an error."""
         return self.future.done() and self.future.exception() is not None
 
 
-class PlainRunner(StageRunner):
-    """Without Prefect: the same stages in the same workers, in threads that wait for their inputs."""
+class ThreadRunner(StageRunner):
+    """Runs calls in threads that wait for their inputs. It stands in where there is no Prefect server."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._threads = ThreadPoolExecutor(THREADS, "stage")
+    _threads: ThreadPoolExecutor | None = None
 
-    def _schedule(self, planned: Planned) -> Threaded:
-        return Threaded(self._threads.submit(self._retried, planned), planned)
+    def _schedule(self, call: StageCall) -> Pending:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "stage")
+        return InThread(call, self._threads.submit(self._perform_with_retries, call))
 
-    def _retried(self, planned: Planned) -> Outcome:
-        from flows.run.executors import WorkerDied
-
-        for _ in range(self._retries):
+    def _perform_with_retries(self, call: StageCall) -> Outcome:
+        for _ in range(self.retries):
             try:
-                return self.perform(planned)
+                return self.perform(call)
             except WorkerDied as problem:
-                self.observers.events.warn(f"{problem}; trying again")
-        return self.perform(planned)
+                self.listener.warn(f"{problem}; trying again")
+        return self.perform(call)
 
 
 def first_error(problem: BaseException) -> HacrlError | None:
-    """The project's own error inside whatever was wrapped around it."""
+    """Return the project's own error inside whatever was wrapped around it."""
     seen: BaseException | None = problem
     while seen is not None:
         if isinstance(seen, HacrlError):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _settled(handle: Pending) -> bool:
+    """Whether the call has ended; raises what the stage raised."""
+    if not handle.done():
+        return False
+    handle.outcome()
+    return True

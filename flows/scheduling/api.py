@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import Home
-from flows.run.executors import die_with_parent
+from flows.run.signals import die_with_parent
 from flows.servers.state import running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from flows.record.history import History, last
 from flows.record.record import Record
-from flows.run.replay import Observers
-from flows.stage_calls import Planned
+from flows.run.events import Listener
 from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
 from stages.spec import StageCall
@@ -33,7 +32,7 @@ def key(campaign: str, what: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", f"hacrl-{campaign}-{what}".lower()).strip("-")
 
 
-class PrefectView:
+class PrefectView(Listener):
     """Made inside a flow run. Trouble with the server is told once and ends the view, never the campaign."""
 
     def __init__(self, store: Store, record: Record, warn: Callable[[str], None]) -> None:
@@ -49,9 +48,6 @@ class PrefectView:
         self._thread = threading.Thread(target=self._serve, name="prefect view", daemon=True)
         self._thread.start()
 
-    def observers(self) -> Observers:
-        return Observers(iteration=self._iteration_done)
-
     def close(self) -> None:
         """At the end of a complete campaign; one that fails leaves the pages as they were."""
         self._queue.put(self._show_summary)
@@ -60,7 +56,7 @@ class PrefectView:
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
-    def _iteration_done(self, iteration: int) -> None:
+    def iteration_finished(self, iteration: int) -> None:
         """A page need not be newer than a person's glance: what follows too soon is shown with the next, or at the end."""
         with self._lock:
             if self._pending or time.monotonic() - self._shown < EVERY_SECONDS:
@@ -117,26 +113,22 @@ class CachedStages:
 
     def __init__(self, submit: Callable[[str, list[str]], None]) -> None:
         self._submit = submit  # the task's name, the stages in it
-        self._waiting: list[Planned] = []
+        self._waiting: list[StageCall] = []
 
-    def add(self, planned: Planned) -> None:
-        self._waiting.append(planned)
+    def add(self, call: StageCall) -> None:
+        self._waiting.append(call)
 
     def flush(self) -> None:
         """Before something runs, and at the end: what was found since the last time is one task."""
         found, self._waiting = self._waiting, []
         if found:
-            self._submit(_name(found), [label_of(planned) for planned in found[:MOST_LABELS]])
+            self._submit(_name(found), [call.label for call in found[:MOST_LABELS]])
 
 
-def label_of(planned: Planned) -> str:
-    return StageCall(planned.stage, {}, {}, None, planned.agent, planned.iteration, planned.variant).label
-
-
-def _name(found: list[Planned]) -> str:
+def _name(found: list[StageCall]) -> str:
     if len(found) == 1:
-        return label_of(found[0])
-    numbers = sorted({planned.iteration for planned in found if planned.iteration is not None})
+        return found[0].label
+    numbers = sorted({call.iteration for call in found if call.iteration is not None})
     where = "" if not numbers else f" #{numbers[0]}" if len(numbers) == 1 else f" #{numbers[0]} to #{numbers[-1]}"
     return f"{len(found)} stages from the store{where}"
 

@@ -11,14 +11,14 @@ from statistics import fmean
 from flows.home import Home
 from flows.record.history import History
 from flows.record.record import Entry
-from flows.stage_calls import Calls
+from flows.stage_calls import StageCalls
 from flows.views.text import size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.errors import ArtifactError
-from stages.spec import StageCall, find_stage
+from stages.spec import find_stage
 
 FLOAT = 4  # bytes: weights and AdamW's two moments are float32
 BYTES_PER_TOKEN = 6.0  # of a table with token ids and log-probs, measured: 3.0 kB for 500 tokens (docs/architecture.md)
@@ -44,7 +44,7 @@ class Need:
         return f"disk: needs about {size_text(self.bytes)} more ({'; '.join([*parts, f'tables {size_text(self.tables)}'])}{missing}), {size_text(free)} free"
 
 
-def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: Calls) -> Need:
+def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: StageCalls) -> Need:
     history = History(config, store, entries)
     versions, unknown = {}, []
     for agent in config.agents:
@@ -63,7 +63,7 @@ def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: 
 
 
 def tell_need(
-    config: CampaignConfig, home: Home, store: Store, entries: list[Entry], calls: Calls
+    config: CampaignConfig, home: Home, store: Store, entries: list[Entry], calls: StageCalls
 ) -> tuple[str, str | None]:
     """A line for everybody, and a warning where the disk is smaller."""
     need, free = estimate(config, store, entries, calls), shutil.disk_usage(home.root).free
@@ -77,7 +77,7 @@ def tell_need(
 
 
 def _version_bytes(
-    config: CampaignConfig, store: Store, history: History, calls: Calls, agent: str
+    config: CampaignConfig, store: Store, history: History, calls: StageCalls, agent: str
 ) -> tuple[int | None, bool]:
     """Of one version with its optimizer, and whether the first version is there: measured where there is one, else by parameters."""
     for version in reversed(history.versions[agent][1:]):
@@ -92,9 +92,9 @@ def _version_bytes(
     return FLOAT * parameters * (1 + moments) + SMALL_FILES, there
 
 
-def _parameters(config: CampaignConfig, store: Store, calls: Calls, agent: str) -> tuple[int | None, bool]:
+def _parameters(config: CampaignConfig, store: Store, calls: StageCalls, agent: str) -> tuple[int | None, bool]:
     planned = calls.origin(agent)
-    identity = find_stage(planned.stage).identity(StageCall(planned.stage, dict(planned.config), {}, planned.seed))
+    identity = find_stage(planned.stage).identity(planned)
     try:
         weights = [o for o in store.manifest(planned.stage, identity.key).outputs if o.path.endswith(".safetensors")]
         return sum(o.bytes for o in weights) // FLOAT, True

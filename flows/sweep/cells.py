@@ -1,97 +1,220 @@
-"""Runs a cell in the process it is called in: stage after stage, engines and tokenizers kept warm from cell to cell."""
+"""The cells of a sweep as jobs: in which order they run, how a process runs one, and how a finished one is recognised.
 
+First versions are jobs of their own, since several cells need the same one and a warm start is long: cells side by side would wait for one
+another. Those of the next seed come a little before the last cells of this one, so that no process waits for them.
+"""
+
+import json
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from flows.campaign import run_campaign
 from flows.home import Home
-from flows.record.record import Record
-from flows.run.divergence import Watch
-from flows.run.executors import Events, Worker
-from flows.run.placement import Placement, turns_of
-from flows.run.replay import Done, Observers
-from flows.run.runner import PlainRunner, StageRunner
-from flows.stage_calls import Calls, Planned
+from flows.record.record import Entry, Record
+from flows.run.events import Listener, Listeners
+from flows.run.executors import Executor, InProcessExecutor, ProcessExecutor
+from flows.run.placement import placements_of
+from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
+from flows.run.session import open_session, run_in_session
+from flows.stage_calls import StageCalls
 from flows.store.collect import collector
-from flows.sweep.jobs import Job, Tally, mark_finished
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.sweep import Cell
+from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.errors import ConfigError
-from hacrl_core.problems import load_problems
-from stages.runner import Outcome, run_stage
-from stages.spec import Context, StageCall
+from stages.spec import Context, Outcome, StageCall, find_stage
 
-PATIENCE_SECONDS = 30.0
-
-
-class InlineRunner(StageRunner):
-    """Every stage at once, on the spot."""
-
-    def _schedule(self, planned: Planned) -> Done:
-        return Done(self.perform(planned), planned)
+STAGES = ("adopt", "warmstart", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
+MARK, FAILED = "finished.json", "failed.json"
 
 
-class Here:
-    """Stands in for an agent's worker process: runs its stages in this one, with warm things of its own."""
+@dataclass(frozen=True)
+class Job:
+    """What one process does in one go: a whole cell, or the first version of one agent."""
 
-    def __init__(self, store: Store, context: Context) -> None:
-        self._store, self._context = store, context
+    config: CampaignConfig
+    folder: Path  # of the campaign's record
+    origin: str | None = None  # the agent whose first version this is
 
-    def run(self, call: StageCall, events: Events) -> Outcome:
-        return run_stage(self._store, call, self._context)
+    @property
+    def label(self) -> str:
+        return self.config.name if self.origin is None else f"{self.config.name} first version of {self.origin}"
 
-    def stop(self, *, now: bool = False) -> None:
-        pass  # what is warm serves the next cell
+    @property
+    def agent(self) -> str:
+        """Whose log a worker process writes to when something unforeseen happens."""
+        return "sweep"
+
+    def perform(self, store: Store, context: Context) -> "Tally":
+        """Run in a worker process. The store is new for each job: its memory of artifacts must not grow for hours."""
+        begun = time.perf_counter()
+        tally = run_job(self, Store(store.root, on_problem=context.warn), context)
+        return replace(tally, seconds=time.perf_counter() - begun)
 
 
-class Count:
-    """Adds up what the stages of a job did."""
+@dataclass(frozen=True)
+class Tally:
+    """What a job, or all of them, really did."""
 
-    def __init__(self) -> None:
+    ran: int = 0
+    cached: int = 0
+    rollouts_sampled: int = 0
+    tokens_sampled: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def order_jobs(cells: Sequence[Cell], campaigns: Path, concurrency: int) -> list[Job]:
+    by_seed: dict[int, list[Job]] = {}
+    origins: dict[int, list[Job]] = {}
+    known: set[str] = set()
+    for cell in cells:
+        folder = campaigns / cell.label
+        by_seed.setdefault(cell.seed, []).append(Job(cell.config, folder))
+        for agent, settings in cell.config.agents.items():
+            key = digest_of([cell.seed, agent, settings.model_dump(mode="json", include={"warmstart", "checkpoint"})])
+            if key not in known:
+                known.add(key)
+                origins.setdefault(cell.seed, []).append(Job(cell.config, folder, agent))
+    ordered: list[Job] = []
+    for seed, jobs in by_seed.items():
+        place = max(0, len(ordered) - concurrency)
+        ordered[place:place] = origins.get(seed, [])
+        ordered += jobs
+    return ordered
+
+
+def mark_finished(job: Job, entries: Sequence[Entry], sources: Mapping[str, Any]) -> None:
+    """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell consists of."""
+    mark = {**fingerprint(job.config, sources), "entries": [asdict(entry) for entry in entries]}
+    _write(job.folder / MARK, mark)
+    (job.folder / FAILED).unlink(missing_ok=True)
+
+
+def mark_failed(job: Job, why: str) -> None:
+    """A cell that ended in an error says so in every report: leaving it out without a word would favour what survives."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _write(job.folder / FAILED, {"why": why.partition("\n")[0]})
+
+
+def why_failed(folder: Path) -> str | None:
+    """None: it did not fail, it was not run, or it was finished since."""
+    try:
+        return str(json.loads((folder / FAILED).read_text())["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(content))
+    os.replace(draft, path)
+
+
+def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
+    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every artifact is there."""
+    try:
+        mark = json.loads((job.folder / MARK).read_text())
+        entries = [Entry(**raw) for raw in mark.pop("entries")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if mark != fingerprint(job.config, _sources_now(job.config)):
+        return None
+    objects = store_root / "objects"
+    return entries if all((objects / e.stage / e.key / MANIFEST).exists() for e in entries) else None
+
+
+def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
+    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the stages."""
+    settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
+    return {
+        "settings": digest_of(settings),
+        "sources": digest_of(dict(sources)),
+        "versions": {name: find_stage(name).version for name in STAGES},
+    }
+
+
+_known_sources: dict[str, dict[str, Any]] = {}  # of this process: reading data again for every cell would take minutes
+
+
+def _sources_now(config: CampaignConfig) -> dict[str, Any]:
+    asked = digest_of(
+        [
+            config.model_dump(mode="json", include={"problems", "evaluate", "verify"}),
+            {name: agent.model_dump(mode="json", include={"checkpoint"}) for name, agent in config.agents.items()},
+        ]
+    )
+    if asked not in _known_sources:
+        _known_sources[asked] = StageCalls(config).sources()
+    return _known_sources[asked]
+
+
+# -- running a job -------------------------------------------------------------------------------------------------------
+
+# How long a cell waits for a process of a killed sweep to notice that it is orphaned and to release the cell's record.
+ORPHAN_SECONDS = 30.0
+
+
+class _JobListener(Listener):
+    """Adds up what the stages of a job did, passes warnings on, and removes old versions as the keep policy says."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.tally = Tally()
 
-    def finished(self, call: StageCall, outcome: Outcome) -> None:
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         new = Tally(ran=int(not outcome.cached), cached=int(outcome.cached), seconds=outcome.seconds)
         if call.stage == "generate" and not outcome.cached:
             responses, tokens = (int(outcome.metrics[f"generate/{name}"]) for name in ("responses", "tokens"))
             new = replace(new, rollouts_sampled=responses, tokens_sampled=tokens)
         self.tally += new
 
+    def warn(self, message: str) -> None:
+        self._context.warn(message)
+
+
+class _Collect(Listener):
+    """Removes old versions after each iteration, as the keep policy says."""
+
+    def __init__(self, store: Store, record: Record, context: Context) -> None:
+        self._collect = collector(Home(store.root.parent), store, record, context.warn)
+
+    def iteration_finished(self, iteration: int) -> None:
+        self._collect(iteration)
+
 
 def run_job(job: Job, store: Store, context: Context) -> Tally:
-    """A whole cell, with the same record that ``hacrl run`` would leave; or one agent's first version."""
-    config, count = job.config, Count()
-    calls = Calls(config, load_problems(config.problems).content_digest)
+    """Run a whole cell, which leaves the same record as ``hacrl run``, or make one agent's first version."""
+    config, listener = job.config, _JobListener(context)
+    calls = StageCalls(config)
     if job.origin is not None:
-        planned = calls.origin(job.origin)
-        call = StageCall(planned.stage, dict(planned.config), {}, planned.seed, planned.agent)
-        count.finished(call, run_stage(store, call, _context_of(job.origin, config, context)))
+        executor: Executor = InProcessExecutor(store, context, placements_of(config))
+        with open_session(InlineRunner(store, executor, listener), executor) as runner:
+            runner.submit(calls.origin(job.origin))
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
-        return replace(count.tally, cached=-count.tally.ran)
+        return replace(listener.tally, cached=-listener.tally.ran)
     with _open_record(job) as record:
-        collect = collector(Home(store.root.parent), store, record, context.warn)
-        observers = Observers(finished=count.finished, iteration=collect, events=Events(warn=context.warn))
-        workers = _workers(config, store, context)
-        kind = PlainRunner if _wants_processes(config) else InlineRunner
-        watch = Watch(config.divergence, context.warn)
-        runner = kind(store, record, workers, config.runtime.retries, observers, watch)  # type: ignore[arg-type]
-        complete = False
-        try:
-            run_campaign(config, calls, runner)
-            runner.finish()
-            complete = True
-        finally:
-            for worker in workers.values():
-                worker.stop(now=not complete)
+        kind: type[StageRunner] = InlineRunner
+        executor = InProcessExecutor(store, context, placements_of(config))
+        if any(agent.gpus for agent in config.agents.values()):
+            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``.
+            kind = ThreadRunner
+            executor = ProcessExecutor(config, store)
+        heard = Listeners(listener, _Collect(store, record, context))
+        run_in_session(config, calls, store, record, executor, heard, kind)
         mark_finished(job, record.entries(), calls.sources())
-    return count.tally
+    return listener.tally
 
 
 def _open_record(job: Job) -> Record:
-    """A process of a killed sweep takes a moment to notice that it is orphaned; until then it holds its cell's record."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         try:
             return Record(job.folder, job.config)
@@ -99,30 +222,3 @@ def _open_record(job: Job) -> Record:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-
-
-def _wants_processes(config: CampaignConfig) -> bool:
-    """GPUs are handed out by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``."""
-    return any(agent.gpus for agent in config.agents.values())
-
-
-def _workers(config: CampaignConfig, store: Store, context: Context) -> Mapping[str, Any]:
-    if not _wants_processes(config):
-        return {agent: Here(store, _context_of(agent, config, context)) for agent in config.agents}
-    turns = turns_of(config)
-    return {
-        name: Worker(
-            name,
-            store.root,
-            threads=config.runtime.threads_per_agent,
-            place=Placement(agent.device, agent.gpus, agent.attention),
-            turn=turns.get(name),
-        )
-        for name, agent in config.agents.items()
-    }
-
-
-def _context_of(agent: str, config: CampaignConfig, context: Context) -> Context:
-    settings = config.agents[agent]
-    device = context.device if settings.device == "auto" else settings.device
-    return replace(context, warm=context.warm.for_agent(agent), device=device, attention=settings.attention)

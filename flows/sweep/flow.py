@@ -6,7 +6,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.sweep.jobs import Tally
+from flows.sweep.cells import Tally
 from hacrl_core.errors import HacrlError
 
 if TYPE_CHECKING:

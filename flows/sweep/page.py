@@ -12,9 +12,9 @@ from typing import Any
 import jinja2
 
 from flows.home import Home
+from flows.sweep.cells import STAGES
 from flows.sweep.claims import Answered, Claim, answer_claims, drawdown
 from flows.sweep.comparison import Comparison
-from flows.sweep.jobs import STAGES
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweep.report import SweepReport, make_report
 from flows.sweep.results import CellResult

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.campaign import run_campaign
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls, Planned
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.sweep import Cell
 from hacrl_core.problems import load_problems
-from stages.runner import Outcome
-from stages.spec import find_stage
+from stages.spec import Outcome, StageCall, find_stage
 
 
 @dataclass
@@ -49,15 +48,15 @@ class _Walk:
         self._store, self._seen, self._plan = store, seen, plan
         self._responses = config.group_size * config.prompts_per_iteration
 
-    def submit(self, planned: Planned) -> Done:
-        call = bind(planned)
-        identity = find_stage(call.stage).identity(call)
+    def submit(self, call: StageCall) -> Done:
+        bound = call.bound()
+        identity = find_stage(call.stage).identity(bound)
         key = identity.key
-        real = not any(ref.digest.startswith("planned:") for ref in call.inputs.values())
+        real = not any(ref.digest.startswith("planned:") for ref in bound.artifacts.values())
         found = self._store.lookup(identity, verify=False) if real else None
         self._count(call.stage, key, found is not None)
         return Done(
-            Outcome(found or ArtifactRef(call.stage, key, f"planned:{key}", Path()), found is not None, 0.0, {})
+            call, Outcome(found or ArtifactRef(call.stage, key, f"planned:{key}", Path()), found is not None, 0.0, {})
         )
 
     def iteration_done(self, iteration: int) -> None:
@@ -83,7 +82,7 @@ def make_plan(store: Store, cells: Iterable[Cell], finished: int = 0) -> Plan:
     digests: dict[str, str] = {}
     for cell in cells:
         plan.cells += 1
-        calls = Calls(cell.config, problems_digest(cell.config, digests))
+        calls = StageCalls(cell.config, problems_digest(cell.config, digests))
         run_campaign(cell.config, calls, _Walk(store, seen, plan, cell.config))
     return plan
 

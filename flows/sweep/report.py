@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.sweep.cells import why_failed
 from flows.sweep.comparison import Comparison, compare_variants
-from flows.sweep.jobs import why_failed
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweep.results import BOTH, CellResult, read_results
 from flows.sweep.tables import (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flows.record.record import Entry
-from flows.sweep.jobs import Job, finished_entries
+from flows.sweep.cells import Job, finished_entries
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.config.sweep import Cell, Sweep
 from hacrl_core.contracts.manifest import digest_of

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.home import Home
-from flows.run.executors import Events, Stopped, Worker, WorkerDied
-from flows.sweep.jobs import Job, Tally, finished_entries, mark_failed, order_jobs
+from flows.run.events import Listener
+from flows.run.placement import Placement
+from flows.run.worker import Stopped, Worker, WorkerDied
+from flows.sweep.cells import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweep.plan import Plan, make_plan
 from flows.sweep.report import SweepReport, make_report, write_report
 from flows.tracking.sweep import SweepTracker
@@ -94,12 +96,12 @@ def _run(
     cells = {cell.label: cell for cell in todo}
     jobs = order_jobs(todo, home.campaigns, sweep.config.concurrency)
     lock, begun, done = threading.Lock(), time.monotonic(), 0
-    events = Events(warn=lambda message: warn(console, message))
+    listener = _Warnings(console)
 
     def perform(job: Job) -> Tally:
         nonlocal done
         try:
-            tally = pool.run(job, events, retries=job.config.runtime.retries)
+            tally = pool.run(job, listener, retries=job.config.runtime.retries)
         except Stopped:
             raise
         except HacrlError as problem:
@@ -136,26 +138,36 @@ def _run(
             outcome.failures[cell.label] = HacrlError("ended without a result; the same command again runs it")
 
 
+class _Warnings(Listener):
+    """Prints what the jobs warn of."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def warn(self, message: str) -> None:
+        warn(self._console, message)
+
+
 class Pool:
     """Long-lived worker processes; each takes one job at a time and keeps engines and tokenizers warm in between."""
 
     def __init__(self, size: int, store_root: Path) -> None:
-        self._workers = [Worker(f"sweep-{n}", store_root, threads=1, device="auto") for n in range(size)]
+        self._workers = [Worker(f"sweep-{n}", store_root, Placement()) for n in range(size)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
 
-    def run(self, job: Job, events: Events, retries: int) -> Tally:
+    def run(self, job: Job, listener: Listener, retries: int) -> Tally:
         worker = self._idle.get()
         try:
             for attempt in range(retries + 1):
                 try:
-                    tally: Tally = worker.run(job, events)
+                    tally: Tally = worker.run(job, listener)
                     return tally
                 except WorkerDied as problem:  # killed, or out of memory: a new process takes the job up where it was
                     if attempt == retries:
                         raise
-                    events.warn(f"{problem}; trying again")
+                    listener.warn(f"{problem}; trying again")
             raise AssertionError("unreachable")
         finally:
             self._idle.put(worker)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flows.home import Home
-from flows.sweep.jobs import Job, finished_entries
+from flows.sweep.cells import Job, finished_entries
 from flows.tracking.feed import first_line
 from flows.tracking.projection import (
     Projection,

@@ -13,12 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.run.executors import Events
-from flows.run.replay import Observers
+from flows.run.events import Listener
 from flows.views.text import clock, number, sparkline
 from hacrl_core.config.campaign import CampaignConfig
-from stages.runner import Outcome
-from stages.spec import StageCall
+from stages.spec import Outcome, StageCall
 
 
 @dataclass
@@ -32,7 +30,7 @@ class _AgentRow:
     capability: float | None = None
 
 
-class Display:
+class Display(Listener):
     """Shows a campaign's progress and its warnings. Every method may be called from several threads."""
 
     def __init__(
@@ -45,15 +43,9 @@ class Display:
         # The first iteration that was not answered from the cache, and when it was done.
         self._first: tuple[int, float] | None = None
         self._ran = 0
-        self._cached = 0
         self._told: set[str] = set()
         self._lock = threading.Lock()
         self._live: Live | None = None
-
-    def observers(self) -> Observers:
-        """Return what shows a run's events."""
-        events = Events(progress=self._progress, warn=self.warn, waiting=self._waiting)
-        return Observers(started=self._started, finished=self._finished, iteration=self._iteration_done, events=events)
 
     def __enter__(self) -> "Display":
         if self.console.is_terminal:
@@ -79,13 +71,9 @@ class Display:
         self._on_warning(message)
         self.console.print(Text.assemble(("! ", "yellow"), message))
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many stages ran, and how many came from the cache."""
-        return self._ran, self._cached
-
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def _started(self, call: StageCall, why: list[str]) -> None:
+    def stage_started(self, call: StageCall, why: list[str]) -> None:
         if call.agent in self._rows:
             row = self._rows[call.agent]
             row.doing, row.note = call.stage, ""
@@ -95,7 +83,7 @@ class Display:
         if own:
             self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
 
-    def _progress(self, call: StageCall, done: int, total: int, note: str) -> None:
+    def progress(self, call: StageCall, done: int, total: int, note: str) -> None:
         if call.agent in self._rows:
             row = self._rows[call.agent]
             row.done, row.total = done, total
@@ -103,13 +91,12 @@ class Display:
         if call.stage == "warmstart" and self._live is None and total and done * 4 // total > (done - 1) * 4 // total:
             self._once(f"{call.label} {done * 4 // total}", f"{call.label}: {done}/{total} {note}")
 
-    def _waiting(self, call: StageCall, holder: str) -> None:
+    def waiting(self, call: StageCall, holder: str) -> None:
         self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
 
-    def _finished(self, call: StageCall, outcome: Outcome) -> None:
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         with self._lock:
             self._ran += not outcome.cached
-            self._cached += outcome.cached
         if call.agent not in self._rows:
             return
         row = self._rows[call.agent]
@@ -121,7 +108,7 @@ class Display:
         elif call.stage == "evaluate":
             row.accuracy = outcome.metrics.get(f"evaluate/{call.variant}/accuracy", row.accuracy)
 
-    def _iteration_done(self, iteration: int) -> None:
+    def iteration_finished(self, iteration: int) -> None:
         self._iteration = iteration + 1
         if self._first is None and self._ran > 0:
             self._first = (self._iteration, time.monotonic())

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from hacrl_core.algorithm.capability import baseline_omega
 from hacrl_core.algorithm.checks import BoolArray, FloatArray, as_floats, masked_floats, require
-from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.config.algorithm import CreditConfig
 from hacrl_core.errors import AlgorithmError
 
 SIGMA_EPSILON = 1e-6
@@ -51,7 +51,7 @@ def learner_advantages(
     capability_N: npt.ArrayLike,
     *,
     learner: int,
-    config: HacpoConfig,
+    config: CreditConfig,
     rollout_ids_PNG: npt.ArrayLike | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """`group_advantages` under a config: own responses only without ``share_rollouts``, ω = 1 without

@@ -105,8 +105,7 @@ def require_loss_inputs(
     config: HacpoConfig,
     rollout_ids: Sequence[str] | None,
 ) -> None:
-    """Raise unless the inputs of the loss fit together and are finite; ``numbers`` starts with the learner's log-probs.
-    """
+    """Raise unless the inputs of the loss fit together and are finite; ``numbers`` starts with the learner's log-probs."""
     if config.ratio_level == "token" and mask_BT is None:
         raise AlgorithmError("ratio_level 'token': mean log-probs do not determine this loss; use make_objective")
     if update_index < 0:

@@ -170,8 +170,7 @@ def credit_metrics(
     learner: int,
     prefix: str = "credit/",
 ) -> dict[str, float]:
-    """Return one learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler.
-    """
+    """Return one learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler."""
     omega = gradient_omega(capability_N, learner=learner)
     metrics = {
         "no_signal_share": share_without_signal(advantages_PNG),

@@ -150,8 +150,7 @@ def response_terms(
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor, max_abs_log_ratio: float) -> Tensor:
-    """Per-token k3 estimate of KL(learner ‖ starting policy): r − log r − 1 with r = start / learner; never negative.
-    """
+    """Per-token k3 estimate of KL(learner ‖ starting policy): r − log r − 1 with r = start / learner; never negative."""
     log_r = torch.clamp(reference_logprobs - logprobs, -max_abs_log_ratio, max_abs_log_ratio)
     return torch.expm1(log_r) - log_r
 

@@ -48,13 +48,11 @@ class ArtifactRef:
 class Store:
     """The store below one folder. It is cheap to make and remembers only which artifacts it has verified."""
 
-    def __init__(
-        self, root: Path, on_problem: Callable[[str], None] | None = None, verified: set[str] | None = None
-    ) -> None:
-        """Open a store; stores of one process may share ``verified``, the keys whose digests were checked."""
+    def __init__(self, root: Path, on_problem: Callable[[str], None] | None = None) -> None:
+        """Open the store below a folder; ``on_problem`` is told of damaged artifacts."""
         self.root = root
         self._on_problem = on_problem or (lambda message: None)
-        self._verified: set[str] = set() if verified is None else verified
+        self._verified: set[str] = set()
         # By key, with the file's inode: another process may replace it.
         self._manifests: dict[str, tuple[int, Manifest]] = {}
 

@@ -1,24 +1,24 @@
 """Where an agent comes from, and what is its own: objective, engine, training, devices, template."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import NotIdentity, StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 
 
 class CheckpointConfig(StrictConfig):
-    """An existing model: a folder, a hub id, or a GGUF file inside either."""
+    """An existing model: a folder, a hub id, or a GGUF file inside either. Its files are known by a digest, not by their place."""
 
-    path: str = Field(
+    path: Annotated[str, NotIdentity] = Field(
         min_length=1,
         description="Folder of a transformers checkpoint, a hub id such as Qwen/Qwen3-1.7B-Base, or package:NAME for the "
         "folder of an installed Python package.",
     )
-    revision: str | None = Field(
+    revision: Annotated[str | None, NotIdentity] = Field(
         None,
         description="Commit, branch or tag of the hub id; a commit makes the campaign repeatable. Empty: the main branch; the "
         "commit it stood for is recorded.",

@@ -14,7 +14,21 @@ from hacrl_core.errors import ConfigError
 LARGEST_LOG_WEIGHT = 80.0
 
 
-class HacpoConfig(StrictConfig):
+class CreditConfig(StrictConfig):
+    """What a method says about credit: whose rewards count, and against which baseline."""
+
+    share_rollouts: bool = Field(
+        default=True, description="Learn from the other agents' responses too. Off: GSPO or GRPO on one's own."
+    )
+    capability_aware_advantage: bool = Field(
+        default=True, description="Weigh rewards by capability ratio in the baseline. Off: the plain pooled mean."
+    )
+    capability_window: int = Field(
+        default=5, ge=1, description="Iterations over which an agent's mean reward is averaged, this one included (K)."
+    )
+
+
+class HacpoConfig(CreditConfig):
     """What one learner does with its own responses and with the others'. The defaults are HACPO as published."""
 
     self_clip_low: float = Field(
@@ -44,12 +58,6 @@ class HacpoConfig(StrictConfig):
     ratio_level: Literal["sequence", "token"] = Field(
         default="sequence", description="One ratio per response (GSPO, HACPO) or one per token (GRPO)."
     )
-    share_rollouts: bool = Field(
-        default=True, description="Learn from the other agents' responses too. Off: GSPO or GRPO on one's own."
-    )
-    capability_aware_advantage: bool = Field(
-        default=True, description="Weigh rewards by capability ratio in the baseline. Off: the plain pooled mean."
-    )
     capability_in_gradient: bool = Field(
         default=True, description="Multiply a foreign response's term by ω(sampler, learner). Off: by 1."
     )
@@ -61,9 +69,6 @@ class HacpoConfig(StrictConfig):
         default="hacpo",
         description="hacpo: the foreign objective of the paper. as_own: as if the learner had written the response (ratio to "
         "its own policy at the start of the iteration, GSPO's min). sampler_ratio_min: ratio to the sampler, GSPO's min.",
-    )
-    capability_window: int = Field(
-        default=5, ge=1, description="Iterations over which an agent's mean reward is averaged, this one included (K)."
     )
     calibrated_share: float | None = Field(
         default=None,
@@ -111,6 +116,11 @@ class HacpoConfig(StrictConfig):
                 f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
             )
         return self
+
+    @property
+    def credit(self) -> CreditConfig:
+        """The part that the credit stage reads; changing any other setting does not compute credit again."""
+        return CreditConfig(**{name: getattr(self, name) for name in CreditConfig.model_fields})
 
 
 _GSPO = {"share_rollouts": False}

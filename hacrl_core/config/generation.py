@@ -1,53 +1,54 @@
 """How responses are sampled, and by which engine."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import NotIdentity, StrictConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class BuiltinEngineConfig(StrictConfig):
-    """The engine that needs nothing but torch and transformers."""
+    """The engine that needs nothing but torch and transformers. Device and fast_path change numbers by rounding only."""
 
     kind: Literal["builtin"] = "builtin"
     dtype: Dtype = Field(default="float32", description="Precision of the weights and the KV cache while sampling.")
-    device: str = Field(
+    device: Annotated[str, NotIdentity] = Field(
         default="auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
     )
-    fast_path: bool = Field(
+    fast_path: Annotated[bool, NotIdentity] = Field(
         default=True,
         description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
         "own forward; off, or for other models, the transformers cache does the work.",
     )
-    keep: bool = Field(
+    keep: Annotated[bool, NotIdentity] = Field(
         default=True,
         description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
         "the device's memory to themselves, and loads it again for the next sampling.",
     )
 
-    def identity(self) -> dict[str, Any]:
-        """What changes the numbers: device and fast_path give the same ones up to rounding."""
-        return self.model_dump(include={"kind", "dtype"})
-
 
 class VllmEngineConfig(StrictConfig):
-    """vLLM in an environment of its own: a worker that is started, fed and stopped, or a server at a URL."""
+    """vLLM in an environment of its own: a worker that is started, fed and stopped, or a server at a URL.
+
+    Where and how wide it runs changes numbers by rounding only.
+    """
 
     kind: Literal["vllm"] = "vllm"
-    python: str | None = Field(
+    python: Annotated[str | None, NotIdentity] = Field(
         default=None,
         description="Python interpreter of the vLLM environment; empty takes the one that `make vllm` built.",
     )
-    url: str | None = Field(
+    url: Annotated[str | None, NotIdentity] = Field(
         default=None,
         description="Address of a vLLM server that the user runs; empty starts a worker process instead.",
         pattern=r"^https?://",
     )
-    tensor_parallel_size: PositiveInt = Field(default=1, description="GPUs that share one copy of the model.")
-    memory_share: float = Field(
+    tensor_parallel_size: Annotated[PositiveInt, NotIdentity] = Field(
+        default=1, description="GPUs that share one copy of the model."
+    )
+    memory_share: Annotated[float, NotIdentity] = Field(
         default=0.85,
         gt=0,
         le=1,
@@ -56,37 +57,35 @@ class VllmEngineConfig(StrictConfig):
     dtype: Dtype | Literal["auto"] = Field(
         default="auto", description="Precision while sampling; auto takes the checkpoint's."
     )
-    max_length: PositiveInt | None = Field(
+    max_length: Annotated[PositiveInt | None, NotIdentity] = Field(
         default=None, description="Longest prompt plus response, in tokens; empty takes the model's context length."
     )
-    max_sequences: PositiveInt = Field(default=256, description="Responses in flight at a time.")
-    enforce_eager: bool = Field(
+    max_sequences: Annotated[PositiveInt, NotIdentity] = Field(
+        default=256, description="Responses in flight at a time."
+    )
+    enforce_eager: Annotated[bool, NotIdentity] = Field(
         default=False, description="Do not capture CUDA graphs nor compile: starts faster, samples slower."
     )
-    startup_timeout: float = Field(
+    startup_timeout: Annotated[float, NotIdentity] = Field(
         default=600.0, gt=0, description="Seconds the worker may take to load before it is given up."
     )
-    request_timeout: float = Field(
+    request_timeout: Annotated[float, NotIdentity] = Field(
         default=3600.0, gt=0, description="Seconds one call may take before the worker is restarted."
     )
-    max_restarts: int = Field(
+    max_restarts: Annotated[int, NotIdentity] = Field(
         default=2, ge=0, description="Restarts of a dead worker within one call before the stage fails."
     )
-    weight_tolerance: float = Field(
+    weight_tolerance: Annotated[float, NotIdentity] = Field(
         default=1e-2,
         gt=0,
         description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it "
         "the worker is restarted, never sampled from.",
     )
-    keep: bool = Field(
+    keep: Annotated[bool, NotIdentity] = Field(
         default=True,
         description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
         "the device's memory to themselves, and loads it again for the next sampling.",
     )
-
-    def identity(self) -> dict[str, Any]:
-        """What changes the numbers: where and how wide it runs does not, beyond rounding."""
-        return self.model_dump(include={"kind", "dtype"})
 
 
 EngineConfig = Annotated[BuiltinEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
@@ -108,10 +107,10 @@ class GenerateConfig(StrictConfig):
     stop_strings: tuple[str, ...] = Field(
         default=(), description="A response ends where one of these appears; the string itself is not part of the text."
     )
-    batch_size: PositiveInt = Field(
+    batch_size: Annotated[PositiveInt, NotIdentity] = Field(
         default=256, description="Responses in flight at a time; does not change what is sampled."
     )
-    mismatch_warning: float = Field(
+    mismatch_warning: Annotated[float, NotIdentity] = Field(
         default=0.02,
         gt=0,
         description="Warn when the mean absolute difference of sampling and scoring log-probs per token exceeds this.",
@@ -123,8 +122,3 @@ class GenerateConfig(StrictConfig):
         if any(not text for text in self.stop_strings):
             raise ValueError("stop_strings: an empty string would end every response at once; remove it")
         return self
-
-    def identity(self) -> dict[str, Any]:
-        """The slice that belongs in the stage's key: what changes the numbers, and nothing else."""
-        keys = {"temperature", "top_p", "top_k", "max_tokens", "max_prompt_tokens", "stop_strings"}
-        return {**self.model_dump(mode="json", include=keys), "engine": self.engine.identity()}

@@ -1,10 +1,10 @@
 """Settings of the stages that run the learner's weights: score and update."""
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 
 Autocast = Literal["none", "bf16"]
 
@@ -12,26 +12,21 @@ Autocast = Literal["none", "bf16"]
 class ScoreConfig(StrictConfig):
     """How responses are scored. Numbers that matter (temperature, autocast) must equal those of the update."""
 
-    token_budget: PositiveInt = Field(
+    token_budget: Annotated[PositiveInt, NotIdentity] = Field(
         4096, description="Padded tokens per forward pass; memory, not results, depends on it."
     )
     temperature: PositiveFloat = Field(1.0, description="Logits are divided by it before the softmax.")
     autocast: Autocast = Field(
         "none", description="bf16: the body of the model runs in bfloat16 (CUDA), the head in float32."
     )
-    own: Literal["scored", "sampled"] = Field(
+    own: Annotated[Literal["scored", "sampled"], IdentityUnlessDefault] = Field(
         "scored",
         description="sampled: take the log-probs of the learner's own responses from sampling instead of a pass of their own; "
         "built-in engine in float32 only. Saves that pass, gives up the check of sampling against scoring.",
     )
-    max_logits_mb: PositiveInt = Field(
+    max_logits_mb: Annotated[PositiveInt, NotIdentity] = Field(
         256, description="Largest logits held for one response before it is split by tokens."
     )
-
-    def identity(self) -> dict[str, Any]:
-        """What changes the numbers. The default of ``own`` is left out: keys from before it existed stay valid."""
-        kept = {"temperature", "autocast"} | ({"own"} if self.own == "sampled" else set())
-        return self.model_dump(mode="json", include=kept)
 
 
 class LoraConfig(StrictConfig):
@@ -54,7 +49,7 @@ class UpdateConfig(StrictConfig):
         "own_first",
         description="own_first: the learner's own responses, then the foreign ones (paper); mixed: both in each minibatch.",
     )
-    token_budget: PositiveInt = Field(
+    token_budget: Annotated[PositiveInt, NotIdentity] = Field(
         1024, description="Padded tokens per microbatch; memory, not results, depends on it."
     )
     temperature: PositiveFloat = Field(1.0, description="Logits are divided by it before the softmax; as in score.")
@@ -65,13 +60,13 @@ class UpdateConfig(StrictConfig):
     warmup_updates: NonNegativeInt = Field(
         0, description="Updates over which the learning rate rises linearly, counted over the campaign."
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, NotIdentity] = Field(
         False, description="Recompute each layer in the backward pass: less memory, a third more time."
     )
     autocast: Autocast = Field(
         "none", description="bf16: the body of the model runs in bfloat16 (CUDA); weights and head stay float32."
     )
-    max_logits_mb: PositiveInt = Field(
+    max_logits_mb: Annotated[PositiveInt, NotIdentity] = Field(
         256, description="Largest logits held for one response before it is split by tokens."
     )
     entropy: bool = Field(

@@ -1,11 +1,11 @@
 """What the verify stage reads: which verifier, how answers are found, the limits of a worker, the shape of the reward."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import NotIdentity, StrictConfig
 
 Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
 
@@ -52,8 +52,10 @@ class VerifyConfig(StrictConfig):
         description="Wall-clock limit of one answer that sleeps instead of computing; default ten times timeout_seconds.",
     )
     memory_mb: int = Field(default=1024, ge=256, description="Address space of one worker process.")
-    workers: int = Field(default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8.")
-    max_error_share: float = Field(
+    workers: Annotated[int, NotIdentity] = Field(
+        default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8."
+    )
+    max_error_share: Annotated[float, NotIdentity] = Field(
         default=0.05,
         ge=0,
         le=1,

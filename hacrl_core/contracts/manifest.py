@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import Field
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import StrictModel
 
 MANIFEST_VERSION = 1
 
 
-class Output(StrictConfig):
+class Output(StrictModel):
     """One file of an artifact."""
 
     # Relative to the artifact's folder.
@@ -26,7 +26,7 @@ class Output(StrictConfig):
     measured: bool = False
 
 
-class Identity(StrictConfig):
+class Identity(StrictModel):
     """Everything that decides an artifact's content, and nothing else: its canonical JSON is hashed into the key."""
 
     stage: str
@@ -42,7 +42,7 @@ class Identity(StrictConfig):
         return digest_of(self.model_dump())
 
 
-class Provenance(StrictConfig):
+class Provenance(StrictModel):
     """Where, when and how an artifact was made; not part of its identity."""
 
     started: float
@@ -58,7 +58,7 @@ class Provenance(StrictConfig):
     peak_device_bytes: int = 0
 
 
-class Manifest(StrictConfig):
+class Manifest(StrictModel):
     """What an artifact is, what is in it and how it was made."""
 
     manifest_version: int = MANIFEST_VERSION

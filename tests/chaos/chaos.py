@@ -85,10 +85,12 @@ def make_checkpoint(place: Path) -> None:
     from hacrl_core.artifacts import Store
     from stages.runner import run_stage
     from stages.spec import Context, StageCall
+    from stages.warmstart import WarmstartSlice
     from tests.flow.conftest import AGENT
 
     corpus = {"kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
-    config = {"warmstart": {**AGENT, "steps": 40, "tokenizer": {"kind": "bpe", "vocab_size": 300}}, "corpus": corpus}
+    warmstart = {**AGENT, "steps": 40, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
+    config = WarmstartSlice.model_validate({"warmstart": warmstart, "corpus": corpus})
     made = run_stage(Store(place / "source"), StageCall("warmstart", config, seed=5, agent="ben"), Context())
     (place / "checkpoint").symlink_to(made.ref.path)
 

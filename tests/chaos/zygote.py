@@ -121,13 +121,13 @@ def preload() -> None:
 
     import pyarrow.parquet
 
-    import flows.run.session
+    import flows.run.launch
     from flows.tracking.projection import quiet_environment
 
     quiet_environment()
     for name in PRELOAD:
         importlib.import_module(name)
-    flows.run.session.prefect_api = _no_prefect
+    flows.run.launch.prefect_api = _no_prefect
     # Arrow reads files with threads of its own, which a fork would lose.
     pyarrow.parquet.read_table = partial(pyarrow.parquet.read_table, use_threads=False, pre_buffer=False)
     gc.freeze()  # what is imported stays; collecting it again and again in every child would copy all its pages

@@ -97,32 +97,32 @@ def build_calls(path: Path, overrides: list[str]) -> dict[str, Call]:
     """
     import flows.stage_calls
     from flows.campaign import run_campaign
-    from flows.run.replay import Done, bind
+    from flows.run.runner import Done
     from hacrl_core.artifacts import ArtifactRef
     from hacrl_core.artifacts.sources import PACKAGE, source_digest
     from hacrl_core.config.campaign import CampaignConfig
     from hacrl_core.config.loading import load_config
     from hacrl_core.config.problems import ArithmeticProblems
     from hacrl_core.problems import ProblemSet, load_problems
-    from stages.runner import Outcome
-    from stages.spec import find_stage
+    from stages.spec import Outcome, find_stage
 
     found: dict[str, Call] = {}
     labels: dict[str, str] = {}  # by content digest
 
     class Recorder:
         def submit(self, planned: Any) -> Any:
-            call = bind(planned)
+            call = planned.bound()
             stage = find_stage(call.stage)
             identity = stage.identity(call)
             raw = identity.model_dump()
             raw["inputs"] = {role: labels[digest] for role, digest in raw["inputs"].items()}
             assert call.label not in found, f"two calls have the label {call.label}"
-            settings = stage.config.model_validate(call.config).model_dump(mode="json")
+            settings = call.config.model_dump(mode="json")
             found[call.label] = Call(settings, _json_of(raw), identity.key)
             digest = sha256(call.label)
             labels[digest] = call.label
-            return Done(Outcome(ArtifactRef(call.stage, identity.key, digest, Path("nowhere")), True, 0.0, {}), planned)
+            ref = ArtifactRef(call.stage, identity.key, digest, Path("nowhere"))
+            return Done(planned, Outcome(ref, True, 0.0, {}))
 
         def iteration_done(self, iteration: int) -> None:
             pass
@@ -142,7 +142,7 @@ def build_calls(path: Path, overrides: list[str]) -> dict[str, Call]:
         mock.patch.object(flows.stage_calls, "load_problems", problems),
         mock.patch.object(flows.stage_calls, "source_digest", source),
     ):
-        calls = flows.stage_calls.Calls(config, problems(config.problems).content_digest)
+        calls = flows.stage_calls.StageCalls(config, problems(config.problems).content_digest)
         run_campaign(config, calls, Recorder())
     return found
 

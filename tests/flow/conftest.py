@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from flows.campaign import State, run_campaign
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.problems import load_problems
 from stages.runner import run_stage
-from stages.spec import Context
+from stages.spec import Context, StageCall
 
 AGENT: dict[str, Any] = {
     "model": {
@@ -72,12 +71,12 @@ class Inline:
         self.cached: list[str] = []
         self.outcomes: dict[str, Any] = {}
 
-    def submit(self, planned: Any) -> Done:
-        call = bind(planned)
+    def submit(self, planned: StageCall) -> Done:
+        call = planned.bound()
         outcome = run_stage(self.store, call, self.context)
         (self.cached if outcome.cached else self.ran).append(call.label)
         self.outcomes[call.label] = outcome
-        return Done(outcome)
+        return Done(planned, outcome)
 
     def iteration_done(self, iteration: int) -> None:
         pass
@@ -98,7 +97,7 @@ def run_inline(shared_store: Path):
 
     def run(config: CampaignConfig, root: Path | None = None) -> tuple[Inline, State]:
         runner = Inline(Store(root or shared_store))
-        state = run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+        state = run_campaign(config, StageCalls(config), runner)
         return runner, state
 
     return run

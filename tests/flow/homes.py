@@ -6,39 +6,37 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from rich.console import Console
 
 from flows.home import Home
 from flows.record.record import read_entries
-from flows.run.replay import Done
-from flows.run.runner import StageRunner
-from flows.run.session import run_session
-from flows.stage_calls import Planned
+from flows.run.events import Listener
+from flows.run.executors import InProcessExecutor
+from flows.run.launch import open_campaign, run_stages
+from flows.run.runner import InlineRunner
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from stages.runner import Outcome, run_stage
-from stages.spec import StageCall
+from stages.spec import Context, Outcome, StageCall
 
 
-class Here(StageRunner):
-    """Every stage on the spot. ``ran`` lists what was computed since it was last cleared."""
+class Here(InProcessExecutor):
+    """Runs every stage in this process. ``ran`` lists what was computed since it was last cleared."""
 
     ran: ClassVar[list[str]] = []
 
-    def _schedule(self, planned: Planned) -> Done:
-        return Done(self.perform(planned), planned)
-
-    def _run(self, call: StageCall) -> Outcome:
-        outcome = run_stage(self.store, call, self._context)
+    def run(self, call: StageCall, listener: Listener) -> Outcome:
+        outcome = super().run(call, listener)
         if not outcome.cached:
             Here.ran.append(call.label)
         return outcome
 
 
-def run_here(config: CampaignConfig, home: Home) -> list[str]:
+def run_here(config: CampaignConfig, home: Home, runner: type[InlineRunner] = InlineRunner) -> list[str]:
     """Run or resume; returns the labels of the stages that were computed."""
     torch.set_num_threads(1)
     Here.ran.clear()
-    run_session(config, home, Here)
+    with open_campaign(config, home, Console()) as campaign:
+        run_stages(campaign, runner, Here(campaign.store, Context()))
     return list(Here.ran)
 
 

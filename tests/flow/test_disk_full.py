@@ -12,13 +12,12 @@ from rich.console import Console
 
 from flows.home import Home
 from flows.record.record import read_entries
-from flows.stage_calls import Calls
+from flows.stage_calls import StageCalls
 from flows.store.space import estimate, tell_need
 from flows.store.verify import verify_store
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.removal import size_of
 from hacrl_core.errors import StageError
-from hacrl_core.problems import load_problems
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, home_over, own_copy, run_here
 
@@ -40,8 +39,8 @@ def quiet() -> Console:
     return Console(file=open(os.devnull, "w"))
 
 
-def calls(config) -> Calls:
-    return Calls(config, load_problems(config.problems).content_digest)
+def calls(config) -> StageCalls:
+    return StageCalls(config)
 
 
 @pytest.fixture

@@ -14,12 +14,10 @@ from flows.campaign import run_campaign
 from flows.cli import app
 from flows.home import Home
 from flows.record.record import Record, read_entries, versions_of
-from flows.run.replay import bind
-from flows.stage_calls import Calls
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.contracts.tables import EVALUATION, read_table
-from hacrl_core.problems import load_problems
 from tests.flow.conftest import Inline, tiny
 
 
@@ -32,14 +30,14 @@ class Recording(Inline):
 
     def submit(self, planned):
         done = super().submit(planned)
-        self.record.add(bind(planned), done.outcome())
+        self.record.add(planned.bound(), done.outcome())
         return done
 
 
 def play(home, config):
     with Record(home.campaign(config.name), config) as record:
         runner = Recording(Store(home.store), record)
-        run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+        run_campaign(config, StageCalls(config), runner)
     return runner
 
 
@@ -124,7 +122,7 @@ def test_a_checkpoint_from_elsewhere_is_taken_in_and_gives_what_the_campaign_got
     own = tiny().evaluate.benchmarks[0].model_dump(mode="json")
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     first = hacrl(tmp_path, "-b", tmp_path / "own.yaml")
-    assert "taking in" in first
+    assert "importing" in first
     assert "held_out: from the cache" in hacrl(tmp_path, "-b", tmp_path / "own.yaml")
     answers = [read_table(results(text)[0], EVALUATION).column("response_text") for text in (first, hacrl("tiny/ada"))]
     assert answers[0] == answers[1]

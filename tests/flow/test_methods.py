@@ -109,6 +109,8 @@ def test_per_learner_settings_change_only_that_learner(run_inline):
 
 
 def test_a_missing_sampler_is_named_and_nothing_is_written(run_inline):
+    from hacrl_core.config.algorithm import CreditConfig
+    from stages.credit import CreditSlice
     from stages.runner import run_stage
     from stages.spec import Context, StageCall, find_stage
 
@@ -117,7 +119,7 @@ def test_a_missing_sampler_is_named_and_nothing_is_written(run_inline):
     good = runner.outcomes
     call = StageCall(
         "credit",
-        {"learner": "ada", "agents": ["ada", "ben"], "iteration": 0, "algorithm": {}},
+        CreditSlice(learner="ada", agents=("ada", "ben"), iteration=0, algorithm=CreditConfig()),
         {"verdicts/ada": good["verify ada #0"].ref, "verdicts/ben": good["verify ada #0"].ref},
         agent="ada",
         iteration=0,

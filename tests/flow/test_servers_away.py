@@ -19,13 +19,13 @@ from rich.console import Console
 import flows.tracking.feed as tracker_module
 from flows.home import Home
 from flows.record.record import read_entries
-from flows.run.session import run_session
+from flows.run.runner import InlineRunner
 from flows.scheduling.api import configured_url, prefect_api
 from flows.tracking.feed import ServerAway, Tracker, probe, sync_campaigns
 from flows.tracking.projection import quiet_environment
 from hacrl_core.artifacts import Store
 from tests.flow.conftest import tiny
-from tests.flow.homes import Here, digests, run_here
+from tests.flow.homes import digests, run_here
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_an_mlflow_server_killed_in_mid_campaign_is_filled_in_when_it_is_back(tm
     home, config = Home(tmp_path / "home"), alone(iterations=3, tracking={"uri": closed})
     servers = [start_mlflow(tmp_path, closed)]
 
-    class Deadly(Here):
+    class Deadly(InlineRunner):
         def iteration_done(self, iteration: int) -> None:
             super().iteration_done(iteration)
             if iteration == 1:
@@ -156,7 +156,7 @@ def test_an_mlflow_server_killed_in_mid_campaign_is_filled_in_when_it_is_back(tm
 
     try:
         begun = time.monotonic()
-        run_session(config, home, Deadly)
+        run_here(config, home, Deadly)
         stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
         assert time.monotonic() - begun - stages < 60
         assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1

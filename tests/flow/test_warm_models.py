@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from flows.campaign import run_campaign
-from flows.stage_calls import Calls
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import DivergenceError
-from hacrl_core.problems import load_problems
 from hacrl_core.warm import WarmModels
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
@@ -32,7 +31,7 @@ class Cold(Inline):
 def campaign(kind, root):
     config = tiny(**CONFIG)
     runner = kind(Store(root))
-    run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+    run_campaign(config, StageCalls(config), runner)
     return runner
 
 
@@ -61,10 +60,8 @@ def before_update(runner, iteration, root):
     found = {role: runner.outcomes[label].ref for role, label in roles.items() if label in runner.outcomes}
     inputs = {r: replace(one, path=root / one.path.relative_to(runner.store.root)) for r, one in found.items()}
     config = tiny(**CONFIG)
-    planned = Calls(config, "").update("ada", None, {"ada": None}, None, iteration)
-    return Store(root), StageCall(
-        "update", dict(planned.config), inputs, manifest["identity"]["seed"], "ada", iteration
-    )
+    planned = StageCalls(config, "").update("ada", None, {"ada": None}, None, iteration)
+    return Store(root), StageCall("update", planned.config, inputs, manifest["identity"]["seed"], "ada", iteration)
 
 
 def test_weights_are_loaded_once_and_artifacts_equal_those_of_cold_processes(warm_run, tmp_path):

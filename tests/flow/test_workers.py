@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.run.executors import Events, Stopped, Worker, WorkerDied
+from flows.run.events import Listener
+from flows.run.placement import Placement
+from flows.run.worker import Stopped, Worker, WorkerDied
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.errors import HacrlError
 from stages.spec import StageCall
+from stages.warmstart import WarmstartSlice
 from tests.flow.conftest import AGENT, TINY
 
 pytestmark = pytest.mark.slow
@@ -21,13 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def warmstart(**changes):
     corpus = {"kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
-    return StageCall("warmstart", {"warmstart": {**AGENT, **changes}, "corpus": corpus}, seed=1, agent="ada")
+    config = WarmstartSlice.model_validate({"warmstart": {**AGENT, **changes}, "corpus": corpus})
+    return StageCall("warmstart", config, seed=1, agent="ada")
 
 
 def test_a_killed_worker_is_an_error_that_may_be_retried_and_the_next_call_starts_a_new_one(tmp_path):
-    worker = Worker("ada", tmp_path, threads=1, device="cpu")
+    worker = Worker("ada", tmp_path, Placement("cpu"))
     busy = threading.Event()
-    events = Events(progress=lambda *news: busy.set())
+    listener = Listener()
+    listener.progress = lambda *news: busy.set()
 
     def kill():
         assert busy.wait(120)
@@ -37,26 +44,26 @@ def test_a_killed_worker_is_an_error_that_may_be_retried_and_the_next_call_start
     killer.start()
     try:
         with pytest.raises(WorkerDied, match=r"warmstart ada: the worker of ada died \(killed by SIGKILL\)"):
-            worker.run(warmstart(steps=100_000), events)
+            worker.run(warmstart(steps=100_000), listener)
         killer.join()
-        outcome = worker.run(warmstart(steps=20), events)
+        outcome = worker.run(warmstart(steps=20), listener)
         assert not outcome.cached
-        assert worker.run(warmstart(steps=20), events).cached
+        assert worker.run(warmstart(steps=20), listener).cached
         # The dead one's staging folder is swept by whoever comes next; the published one is whole.
         assert (outcome.ref.path / "model.safetensors").exists()
     finally:
         worker.stop()
     with pytest.raises(Stopped):
-        worker.run(warmstart(steps=20), events)
+        worker.run(warmstart(steps=20), listener)
 
 
 def test_an_error_in_a_stage_reaches_the_caller_and_the_worker_lives_on(tmp_path):
-    worker = Worker("ada", tmp_path, threads=1, device="cpu")
+    worker = Worker("ada", tmp_path, Placement("cpu"))
     try:
-        with pytest.raises(Exception, match="warmstart ada"):
-            worker.run(StageCall("warmstart", {"nonsense": 1}, agent="ada"), Events())
+        with pytest.raises(HacrlError, match="warmstart ada"):
+            worker.run(StageCall("warmstart", StrictConfig(), agent="ada"), Listener())
         process = worker._process
-        assert not worker.run(warmstart(steps=20), Events()).cached
+        assert not worker.run(warmstart(steps=20), Listener()).cached
         assert worker._process is process
     finally:
         worker.stop()

@@ -3,10 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from flows.stage_calls import Calls
+from flows.stage_calls import StageCalls
 from flows.tracking.projection import campaign_digest
 from hacrl_core.config.generation import BuiltinEngineConfig, VllmEngineConfig
-from hacrl_core.problems import load_problems
 from tests.flow.conftest import TINY, tiny
 
 
@@ -27,11 +26,11 @@ def test_an_agents_own_values_win_and_the_others_stay():
     assert config.scoring("ben").token_budget == 128
     assert config.generation("ben").engine == BuiltinEngineConfig(dtype="bfloat16")
     assert config.generation("ben").batch_size == config.generate.batch_size
-    calls = Calls(config, load_problems(config.problems).content_digest)
-    assert calls.generate("ben", None, None, 0).config["generate"]["max_tokens"] == 7
-    assert calls.score("ben", None, {}, None, 0).config["max_tokens"] == 7
-    assert calls.update("ben", None, {}, None, 0).config["update"]["learning_rate"] == 0.5
-    assert calls.update("ada", None, {}, None, 0).config["update"]["learning_rate"] == 1e-3
+    calls = StageCalls(config)
+    assert calls.generate("ben", None, None, 0).config.generate.max_tokens == 7
+    assert calls.score("ben", None, {}, None, 0).config.max_tokens == 7
+    assert calls.update("ben", None, {}, None, 0).config.update.learning_rate == 0.5
+    assert calls.update("ada", None, {}, None, 0).config.update.learning_rate == 1e-3
 
 
 def test_another_kind_of_engine_replaces_the_campaigns():

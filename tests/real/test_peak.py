@@ -7,6 +7,7 @@ import numpy as np
 from hacrl_core.artifacts import Store
 from stages import memory as peak
 from stages.runner import run_stage
+from stages.sample import SampleSlice
 from stages.spec import Context, StageCall
 
 MB = 1 << 20
@@ -32,7 +33,7 @@ def test_a_manifest_records_it_outside_its_digest(tmp_path):
     from hacrl_core.problems import load_problems
 
     digest = load_problems(ArithmeticProblems.model_validate(problems)).content_digest
-    config = {"max_prompt_tokens": None, "chat_templates": {}, "problems": problems, "content_digest": digest, "iteration": 0, "prompts": 2}  # fmt: skip
+    config = SampleSlice(problems=problems, content_digest=digest, iteration=0, prompts=2)
     call = StageCall("sample", config, {}, 1)
     one, two = (Store(tmp_path / name) for name in ("one", "two"))
     first, ballast = run_stage(one, call, Context()), np.ones(50 * MB)

@@ -10,13 +10,12 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
-from hacrl_core.problems import load_problems
 from stages.runner import run_stage
-from stages.spec import Context
+from stages.spec import Context, StageCall
 from tests.flow.conftest import tiny
 
 from .conftest import byte_tokenizer, save_checkpoint
@@ -63,16 +62,16 @@ def played(tmp_path_factory) -> tuple[dict[str, Any], Any]:
         score={"token_budget": 256},
     )
     calls, store, context = (
-        Calls(config, load_problems(config.problems).content_digest),
+        StageCalls(config),
         Store(root / "store"),
         Context(),
     )
     outcomes: dict[str, Any] = {}
 
-    def run(planned: Any) -> Done:
-        call = bind(planned)
+    def run(planned: StageCall) -> Done:
+        call = planned.bound()
         outcomes[call.label] = run_stage(store, call, context)
-        return Done(outcomes[call.label])
+        return Done(planned, outcomes[call.label])
 
     origins = {name: run(calls.origin(name)) for name in folders}
     prompts = run(calls.sample(origins, 0))

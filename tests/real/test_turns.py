@@ -4,13 +4,15 @@ import os
 
 import pytest
 
-from flows.run.executors import Events, Worker
+from flows.run.events import Listener
 from flows.run.placement import Placement, Turn, gpus_of, turns_of
+from flows.run.worker import Worker
 from flows.scheduling.slots import slot_names
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.generation import BuiltinEngineConfig, VllmEngineConfig
 from hacrl_core.config.problems import ArithmeticProblems
 from hacrl_core.problems import load_problems
+from stages.sample import SampleSlice
 from stages.spec import StageCall
 from tests.flow.conftest import tiny
 
@@ -52,11 +54,11 @@ def test_whoever_begins_ends_the_other_ones_process(tmp_path):
     problems = {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
     digest = load_problems(ArithmeticProblems.model_validate(problems)).content_digest
     turn = Turn()
-    workers = [Worker(name, tmp_path, threads=1, place=Placement("cpu", (0,)), turn=turn) for name in ("ada", "ben")]
+    workers = [Worker(name, tmp_path, Placement("cpu", (0,)), turn=turn) for name in ("ada", "ben")]
 
     def ask(worker, iteration):
-        config = {"max_prompt_tokens": None, "chat_templates": {}, "problems": problems, "content_digest": digest, "iteration": iteration, "prompts": 2}  # fmt: skip
-        worker.run(StageCall("sample", config, {}, 1, worker.name, iteration), Events())
+        config = SampleSlice(problems=problems, content_digest=digest, iteration=iteration, prompts=2)
+        worker.run(StageCall("sample", config, {}, 1, worker.name, iteration), Listener())
         return worker._process.pid
 
     ada, ben = workers

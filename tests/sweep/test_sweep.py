@@ -17,8 +17,8 @@ import yaml
 from rich.console import Console
 
 from flows.home import Home
-from flows.sweep import jobs
-from flows.sweep.jobs import Job, Tally, finished_entries, order_jobs
+from flows.sweep import cells
+from flows.sweep.cells import Job, Tally, finished_entries, order_jobs
 from flows.sweep.page import write_page
 from flows.sweep.report import make_report, write_report
 from flows.sweep.run import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
@@ -168,8 +168,8 @@ def test_a_cell_that_nobody_ran_is_a_failure(first, place, home):
 def test_other_data_under_the_same_name_unfinishes_a_cell(first, place, home, monkeypatch):
     job = Job(load_sweep(written(place)).cells[0].config, home.campaign("little.gspo.s1"))
     assert finished_entries(job, home.store) is not None
-    monkeypatch.setattr(jobs, "_known_sources", {})
-    monkeypatch.setattr(jobs.Calls, "sources", lambda self: {"problems": "others"})
+    monkeypatch.setattr(cells, "_known_sources", {})
+    monkeypatch.setattr(cells.StageCalls, "sources", lambda self: {"problems": "others"})
     assert finished_entries(job, home.store) is None
 
 

@@ -15,14 +15,13 @@ from flows.home import Home
 from flows.record.history import History, read_history
 from flows.record.log import Logbook
 from flows.record.record import Record, read_campaign, read_entries
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from flows.tracking.projection import Projection, quiet_environment
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.problems import load_problems
 from stages.runner import run_stage
-from stages.spec import Context
+from stages.spec import Context, StageCall
 from tests.flow.conftest import TINY, tiny
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -51,15 +50,15 @@ class Recorded:
     """Runs every stage on the spot and writes the campaign's record and log as the flow does."""
 
     def __init__(self, store: Store, record: Record, log: Logbook) -> None:
-        self.store, self.record, self.told, self.context = store, record, log.observers(), Context()
+        self.store, self.record, self.told, self.context = store, record, log, Context()
 
-    def submit(self, planned: Any) -> Done:
-        call = bind(planned)
-        self.told.started(call, [])
+    def submit(self, planned: StageCall) -> Done:
+        call = planned.bound()
+        self.told.stage_started(call, [])
         outcome = run_stage(self.store, call, self.context)
         self.record.add(call, outcome)
-        self.told.finished(call, outcome)
-        return Done(outcome, planned)
+        self.told.stage_finished(call, outcome)
+        return Done(planned, outcome)
 
     def iteration_done(self, iteration: int) -> None:
         pass
@@ -72,7 +71,7 @@ def run_recorded(config: CampaignConfig, home: Home) -> None:
     with Record(home.campaign(config.name), config) as record:
         log = Logbook(record.folder)
         log.write("run", f"{config.name}: test")
-        calls = Calls(config, load_problems(config.problems).content_digest)
+        calls = StageCalls(config)
         run_campaign(config, calls, Recorded(Store(home.store), record, log))
         log.write("end", "complete")
         log.close()

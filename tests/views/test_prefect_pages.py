@@ -3,7 +3,10 @@
 import pytest
 
 from flows.scheduling.pages import MOST_LABELS, CachedStages, _markdown, _rows, key
-from flows.stage_calls import Planned
+from hacrl_core.config.base import StrictConfig
+from stages.spec import StageCall
+
+NOTHING = StrictConfig()
 
 
 @pytest.mark.parametrize(
@@ -23,13 +26,13 @@ def test_cached_stages_become_one_task_for_each_stretch():
     stages = CachedStages(lambda name, labels: told.append((name, labels)))
     for iteration in range(300):
         for agent in ("ada", "ben"):
-            stages.add(Planned("verify", {}, agent=agent, iteration=iteration))
+            stages.add(StageCall("verify", NOTHING, agent=agent, iteration=iteration))
     stages.flush()
     stages.flush()
-    stages.add(Planned("sample", {}, iteration=300))
+    stages.add(StageCall("sample", NOTHING, iteration=300))
     stages.flush()
-    stages.add(Planned("score", {}, agent="ada", iteration=300))
-    stages.add(Planned("score", {}, agent="ben", iteration=300))
+    stages.add(StageCall("score", NOTHING, agent="ada", iteration=300))
+    stages.add(StageCall("score", NOTHING, agent="ben", iteration=300))
     stages.flush()
     assert [name for name, _ in told] == [
         "600 stages from the store #0 to #299",

@@ -16,9 +16,12 @@ from rich.console import Console
 from flows.record.history import read_history
 from flows.record.log import Logbook, follow, parse, read_log
 from flows.record.record import Record, read_entries
-from flows.run.executors import Worker
+from flows.run.events import Listener
+from flows.run.placement import Placement
+from flows.run.worker import Worker, WorkerDied
 from flows.views.status import show_log, show_status
 from hacrl_core.artifacts import Store
+from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import ConfigError
 
 from .conftest import seen_config
@@ -129,13 +132,12 @@ def test_the_log_has_every_stage_with_its_seconds(seen):
 
 
 def test_cached_stages_are_one_line(tmp_path, seen):
-    from stages.runner import Outcome
-    from stages.spec import StageCall
+    from stages.spec import Outcome, StageCall
 
     log = Logbook(tmp_path)
     for iteration in range(500):
-        call = StageCall("verify", {}, agent="ada", iteration=iteration)
-        log.observers().finished(call, Outcome(None, True, 0.0, {}))
+        call = StageCall("verify", StrictConfig(), agent="ada", iteration=iteration)
+        log.stage_finished(call, Outcome(None, True, 0.0, {}))
     log.write("start", "verify ada #500")
     log.close()
     assert [(line.kind, line.text) for line in read_log(tmp_path)] == [
@@ -146,7 +148,7 @@ def test_cached_stages_are_one_line(tmp_path, seen):
 
 def test_only_problems_only_a_worker_only_the_last(own):
     log = Logbook(own.campaign("seen"))
-    log.warn("the disk is nearly full")
+    log.write_warning("the disk is nearly full")
     log.write("|ada", "  indented stderr line")
     log.write("error", "two\nlines")
     log.close()
@@ -215,8 +217,7 @@ def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import sys; print('last words', file=sys.stderr); raise SystemExit(3)")
     heard: list[tuple[str, str]] = []
-    worker = Worker("ada", own.store, threads=1, device="cpu", output=lambda *line: heard.append(line))
-    from flows.run.executors import Events, WorkerDied
+    worker = Worker("ada", own.store, Placement("cpu"), output=lambda *line: heard.append(line))
     from stages.spec import StageCall
 
     before = os.environ.get("PYTHONPATH", "")
@@ -224,7 +225,7 @@ def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
     sys.path.insert(0, str(broken.parent))  # a spawned process gets its parent's path
     try:
         with pytest.raises(WorkerDied):
-            worker.run(StageCall("verify", {}, agent="ada"), Events())
+            worker.run(StageCall("verify", StrictConfig(), agent="ada"), Listener())
     finally:
         os.environ["PYTHONPATH"] = before
         sys.path.remove(str(broken.parent))

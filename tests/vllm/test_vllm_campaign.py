@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from flows.campaign import run_campaign
-from flows.run.replay import Done, bind
-from flows.stage_calls import Calls
+from flows.run.runner import Done
+from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
-from hacrl_core.problems import load_problems
 from stages.runner import run_stage
 from stages.spec import Context
 from tests.flow.conftest import TINY, tiny
@@ -25,10 +24,10 @@ class PerAgent:
         self.contexts: dict[str, Context] = {}
 
     def submit(self, planned):
-        call = bind(planned)
+        call = planned.bound()
         context = self.contexts.setdefault(call.agent, Context(warn=self.warnings.append))
         self.outcomes[call.label] = run_stage(self.store, call, context)
-        return Done(self.outcomes[call.label])
+        return Done(planned, self.outcomes[call.label])
 
     def iteration_done(self, iteration):
         pass
@@ -42,7 +41,7 @@ def test_a_campaign_of_three_iterations_on_vllm(vllm_config, tmp_path):
     config = tiny(generate=generate, agents=agents, iterations=3)
     runner = PerAgent(Store(tmp_path))
     try:
-        run_campaign(config, Calls(config, load_problems(config.problems).content_digest), runner)
+        run_campaign(config, StageCalls(config), runner)
         assert {agent for agent, context in runner.contexts.items() if context.warm.has_engine} == {"ada", "ben"}
     finally:
         for context in runner.contexts.values():

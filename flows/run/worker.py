@@ -1,0 +1,293 @@
+"""A worker: a spawned process that takes stage calls over a pipe, one at a time, and keeps its agent warm between them.
+
+It ends when its parent ends, however the parent ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from flows.run.events import Listener
+from flows.run.placement import Placement, Turn
+from flows.run.signals import die_with_parent
+from hacrl_core.artifacts import Store
+from hacrl_core.errors import EngineError, HacrlError
+from stages.runner import run_stage
+from stages.spec import Context, StageCall
+
+TERMINATED = 143  # what a worker ends with after SIGTERM
+STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
+
+
+class WorkerDied(EngineError):
+    """The worker process is gone (killed, out of memory). The call may be retried; a new process is started for it."""
+
+
+class Stopped(EngineError):
+    """The campaign is ending. Calls that still wait for a worker do not run."""
+
+
+class Task(Protocol):
+    """Work other than a stage call that a worker can do: the cell of a sweep."""
+
+    @property
+    def label(self) -> str:
+        """The name that people read."""
+
+    @property
+    def agent(self) -> str:
+        """Whose log file an unforeseen error is written to."""
+
+    def perform(self, store: Store, context: Context) -> Any:
+        """Do the work in the worker process and return its result, which must be picklable."""
+
+
+class Worker:
+    """The parent's end of a worker process. The process is started by the first call, and again after it died."""
+
+    def __init__(
+        self,
+        name: str,
+        store_root: Path,
+        place: Placement,
+        *,
+        turn: Turn | None = None,
+        output: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """``output`` receives each line that the process prints; None leaves its output where it goes."""
+        self.name = name
+        self._store_root = store_root
+        self._place = place
+        self._turn = turn
+        self._output = output
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._busy = threading.Lock()
+        self._starting = threading.Lock()
+        self._closed = False
+
+    def run(self, call: StageCall | Task, listener: Listener) -> Any:
+        """Have the process run a bound stage call (or a task) and return its outcome; the listener hears of its progress."""
+        with self._busy, self._turn.taken_by(self) if self._turn else nullcontext():
+            pipe = self._start(call)
+            self._exchange(call, lambda: pipe.send(call))
+            while True:
+                kind, value = self._exchange(call, pipe.recv)
+                if kind == "done":
+                    return value
+                if kind == "error":
+                    raise value
+                if kind == "warn":
+                    listener.warn(value)
+                elif isinstance(call, StageCall) and kind == "progress":
+                    listener.progress(call, *value)
+                elif isinstance(call, StageCall) and kind == "waiting":
+                    listener.waiting(call, value)
+
+    def rest(self) -> None:
+        """End the idle process, and with it all memory it holds; the next call starts another."""
+        with self._starting:
+            if self._process is not None and self._pipe is not None and not self._closed:
+                self._pipe.close()  # an idle worker ends at the end of its pipe
+                self._process.join(timeout=30)  # an engine of its own may need a moment
+                self._reap()
+
+    def _exchange(self, call: StageCall | Task, speak: Callable[[], Any]) -> Any:
+        """One message; the end of the pipe means that the process is gone."""
+        try:
+            return speak()
+        except (EOFError, OSError) as problem:
+            code = None if self._closed else self._reap()
+            if code == TERMINATED:  # a scheduler's SIGTERM reaches the whole group: the campaign may be about to end
+                self._wait_for_close(5.0)
+            if self._closed:
+                raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
+            raise WorkerDied(
+                f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
+            ) from problem
+
+    def _wait_for_close(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._closed and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def stop(self, *, now: bool = False) -> None:
+        """End the process; ``now`` does not wait for a stage under way."""
+        self.ask_to_stop(now=now)
+        self.wait_until_stopped(STOP_SECONDS)
+
+    def ask_to_stop(self, *, now: bool) -> None:
+        with self._starting:
+            self._closed = True
+            process, pipe = self._process, self._pipe
+        if process is None:
+            return
+        if now:
+            process.terminate()
+        elif pipe is not None:
+            pipe.close()  # an idle worker ends at the end of its pipe
+
+    def wait_until_stopped(self, seconds: float) -> None:
+        process = self._process
+        if process is not None:
+            process.join(timeout=max(0.0, seconds))
+            self._reap()
+
+    def _start(self, call: StageCall | Task) -> Connection:
+        with self._starting:
+            if self._closed:
+                raise Stopped(f"{call.label}: not run, the campaign is ending")
+            if self._process is not None and self._process.is_alive() and self._pipe is not None:
+                return self._pipe
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            printed = _forward_output(context, self.name, self._output) if self._output is not None else None
+            self._process = context.Process(
+                target=_serve,
+                args=(theirs, os.getpid(), self._store_root, self._place, printed),
+                name=f"hacrl {self.name}",
+                daemon=False,
+            )
+            with _sigint_blocked():
+                self._process.start()
+            theirs.close()
+            if printed is not None:
+                printed.close()
+            return self._pipe
+
+    def _reap(self) -> int | None:
+        process, self._process = self._process, None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if process is None:
+            return None
+        if process.is_alive():
+            process.kill()
+        process.join()
+        code: int | None = process.exitcode
+        return code
+
+
+def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
+    """All at once: each closes what it has started, a vLLM engine or verifiers, and is killed where that takes too long."""
+    asked = list(workers)
+    for worker in asked:
+        worker.ask_to_stop(now=now)
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in asked:
+        worker.wait_until_stopped(deadline - time.monotonic())
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Start a process inside with SIGINT blocked until it ignores the signal; a Ctrl-C during its imports would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _reason(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name}"
+
+
+def _forward_output(context: Any, name: str, output: Callable[[str, str], None]) -> Connection:
+    """A pipe for all that the process and its children print; a thread hands it on line by line until the last of them is gone."""
+    ours, theirs = context.Pipe(duplex=False)
+
+    def read() -> None:
+        with ours, open(ours.fileno(), errors="replace", closefd=False) as lines:
+            for line in lines:
+                output(name, line.rstrip("\n"))
+
+    threading.Thread(target=read, name=f"output of {name}", daemon=True).start()
+    end: Connection = theirs
+    return end
+
+
+def _redirect_output(pipe: Connection) -> None:
+    """Standard output and error of this process, and of those it starts, go into the pipe from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(pipe.fileno(), stream.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    pipe.close()
+
+
+def _serve(
+    pipe: Connection, parent: int, store_root: Path, place: Placement, printed: Connection | None = None
+) -> None:
+    """Run in the worker process: take a call, run it, answer; until the pipe ends."""
+    die_with_parent(parent)
+    if printed is not None:
+        _redirect_output(printed)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what this process starts is not to inherit the mask
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    if place.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
+    os.environ.setdefault("OMP_NUM_THREADS", str(place.threads))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; the campaign has its own
+    import torch
+
+    from hacrl_core.verification import close_pool
+    from hacrl_core.warm import WarmModels
+
+    torch.set_num_threads(place.threads)
+    _silence_libraries()
+    warm = WarmModels()
+    chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
+    context = Context(
+        progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
+        warn=lambda message: pipe.send(("warn", message)),
+        warm=warm,
+        device=chosen,
+        attention=place.attention,
+    )
+    try:
+        while True:
+            call = pipe.recv()
+            pipe.send(_answer(store, call, context, pipe))
+    except (EOFError, OSError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are going already; let the clean-up finish
+        warm.close()
+        close_pool()
+
+
+def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connection) -> tuple[str, Any]:
+    try:
+        if not isinstance(call, StageCall):
+            return "done", call.perform(store, context)
+        return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
+    except HacrlError as problem:
+        return "error", problem
+    except Exception as problem:  # the parent shows one line; the log keeps the traceback
+        log = store.root.parent / "logs" / f"{call.agent}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            traceback.print_exc(file=file)
+        return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}; details in {log}")
+
+
+def _silence_libraries() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
