@@ -32,7 +32,7 @@ class Interrupted(Exception):
     """Stands for the end of the process: nothing after it runs, and the disk stays as it is."""
 
 
-# -- verification ----------------------------------------------------------------------------------------------------------
+# -- verification ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_verdicts_on_other_responses_and_failures_of_the_verifier_are_not_reused
     assert verdicts[10].verdict is VerdictKind.ERROR
 
 
-# -- generation --------------------------------------------------------------------------------------------------------------
+# -- generation --------------------------------------------------------------------------------------------------
 
 
 class Engine:
