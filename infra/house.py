@@ -138,6 +138,19 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
+def shortest_path(graph: dict[str, set[str]], start: str, end: str) -> list[str]:
+    """Return the modules from ``start`` to ``end``, each imported by the one before; empty when there is no way."""
+    paths = [[start]]
+    seen = {start}
+    for path in paths:
+        if path[-1] == end:
+            return path
+        following = sorted(graph.get(path[-1], set()) - seen)
+        seen.update(following)
+        paths.extend([*path, name] for name in following)
+    return []
+
+
 def find_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that import each other, directly or not."""
     reach = {name: reachable(graph, name) for name in graph}
@@ -274,8 +287,8 @@ def name_rows(modules: dict[str, Module], root: Path) -> Iterator[Row]:
 def loss_row(modules: dict[str, Module]) -> Row:
     """Return how many files a reader opens for the whole loss.
 
-    These are the files on the way from the update stage to the one that defines ``hacpo_loss``, and what that one
-    imports of the project.
+    These are the files on the shortest way of imports from the update stage to the one that defines ``hacpo_loss``,
+    and what that one imports of the project.
     """
     graph = import_graph(modules)
     homes = [
@@ -286,9 +299,7 @@ def loss_row(modules: dict[str, Module]) -> Row:
     ]
     files: set[str] = set()
     for home in homes:
-        reached = reachable(graph, "stages.update")
-        files |= {name for name in reached if home in reachable(graph, name)}
-        files |= reachable(graph, home)
+        files |= {*shortest_path(graph, "stages.update", home), *reachable(graph, home)}
     files = {name for name in files - NOT_PART_OF_THE_LOSS if not modules[name].is_package}
     return Row("files to read for the loss", str(len(files)), "3", tuple(sorted(files)))
 

@@ -13,9 +13,9 @@ from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.contracts.tables import SCHEMAS, read_table
 from hacrl_core.problems import load_problems
-from stages.runner import Outcome, run_stage
+from stages.runner import run_stage
 from stages.sample import SampleSlice
-from stages.spec import Context, OutFolder, StageCall
+from stages.spec import Context, Outcome, OutFolder, StageCall
 from stages.warmstart import WarmstartSlice
 
 TASK = ArithmeticProblems(kinds={"addition": 1.0}, levels={"easy": 1.0})
@@ -55,7 +55,7 @@ class Bench:
         self, stage: str, config: StrictConfig, inputs: Mapping[str, ArtifactRef] | None = None, seed: int | None = 0
     ) -> Outcome:
         """Run a stage, or find its artifact in the store."""
-        call = StageCall(stage, config.model_dump(mode="json"), inputs or {}, seed)
+        call = StageCall(stage, config, inputs or {}, seed)
         return run_stage(self.store, call, self.context)
 
     def publish(self, stage: str, **tables: Mapping[str, Sequence[Any]]) -> ArtifactRef:
