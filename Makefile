@@ -39,10 +39,10 @@ demo-real-vllm: .venv/real-ready vllm  ## The same with vLLM as the sampling eng
 # What a cut-off leaves is complete seeds of the sweeps that came first.
 reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then docs/results.md; hours, resumable
 	@for sweep in tuning main extensions ablations rivals confirm answers gap three longer alpha; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
-	@$(BIN)/python -m flows.sweep.page
+	@$(BIN)/python docs/results/build/page.py
 
 results: setup  ## docs/results.md again, from the store alone
-	@$(BIN)/python -m flows.sweep.page
+	@$(BIN)/python docs/results/build/page.py
 
 test: setup  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

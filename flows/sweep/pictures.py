@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from flows.report.charts import COLOURS
-from flows.sweep.comparison import Comparison
 from flows.sweep.results import BOTH, CellResult, Series
+from flows.sweep.statistics import Comparison
 
 _LINES = ("-", "--", ":", "-.")
 
@@ -16,7 +16,7 @@ _LINES = ("-", "--", ":", "-.")
 def draw_curves(
     results: Sequence[CellResult], variants: Sequence[str], labels: dict[str, str], agents: Sequence[str], path: Path
 ) -> None:
-    """Reward while training above, held-out accuracy below, an agent a column; bands are ± one standard error over seeds."""
+    """Draw reward in training above, held-out accuracy below, an agent per column; bands are ± one standard error."""
     figure, axes = _canvas(2, len(agents), 4.6 * len(agents), 7)
     for column, agent in enumerate(agents):
         for number, variant in enumerate(variants):
@@ -31,7 +31,7 @@ def draw_curves(
 
 
 def draw_costs(results: Sequence[CellResult], variants: Sequence[str], labels: dict[str, str], path: Path) -> None:
-    """Mean accuracy of the agents against what all of them sampled, in responses and in tokens."""
+    """Draw the agents' mean accuracy against what all of them sampled, in responses and in tokens."""
     figure, axes = _canvas(1, 2, 10, 4)
     for number, variant in enumerate(variants):
         cells = [r for r in results if r.variant == variant]
@@ -50,7 +50,7 @@ def draw_costs(results: Sequence[CellResult], variants: Sequence[str], labels: d
 def draw_forest(
     comparisons: Sequence[Comparison], labels: dict[str, str], baseline: str, agents: Sequence[str], path: Path
 ) -> None:
-    """Difference to the baseline with its 95 % interval, for each agent and their mean."""
+    """Draw the difference to the baseline with its 95 % interval, for each agent and their mean."""
     shown = [v for v in dict.fromkeys(c.variant for c in comparisons) if v != baseline]
     outcomes = (*agents, BOTH)
     figure, axes = _canvas(1, len(outcomes), 3.4 * len(outcomes) + 1.5, 1 + 0.36 * len(shown), sharey=True)
@@ -60,8 +60,9 @@ def draw_forest(
             d = next(c.difference for c in comparisons if (c.variant, c.agent) == (variant, agent))
             if d is None:
                 continue
-            clear = d.low > 0 or d.high < 0
-            colour = COLOURS[0] if clear and d.mean > 0 else COLOURS[1] if clear else "#666666"
+            colour = "#666666"
+            if d.low > 0 or d.high < 0:
+                colour = COLOURS[0] if d.mean > 0 else COLOURS[1]
             if np.isfinite(d.low):
                 axis.plot([100 * d.low, 100 * d.high], [row, row], color=colour, linewidth=2)
             axis.plot(100 * d.mean, row, "o", color=colour)

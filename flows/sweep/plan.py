@@ -1,7 +1,7 @@
-"""What a sweep will cost, found by walking every cell without running anything.
+"""The plan of a sweep: what it will cost, found by walking every cell without running anything.
 
-An artifact that does not exist yet stands in with a digest made from its key, so calls that will be the same call in two cells have
-the same key here, too. Only artifacts that turn out equal although they were made differently are missed: the plan is an upper bound.
+An artifact that does not exist yet is represented by a digest made from its key. So a call that two cells share has one
+key here, too. Artifacts that turn out equal although they were made differently are missed: the plan is an upper bound.
 """
 
 from collections.abc import Iterable
@@ -34,15 +34,17 @@ class Plan:
 
     @property
     def shared(self) -> int:
+        """Return how many calls another cell of the sweep runs."""
         return self.calls - self.stored - self.to_run
 
     @property
     def rollouts_shared(self) -> int:
+        """Return how many rollouts another cell of the sweep samples."""
         return self.rollouts - self.rollouts_stored - self.rollouts_to_run
 
 
 class _Walk:
-    """A runner that runs nothing: real artifacts where the store has them, stand-ins elsewhere."""
+    """A runner that runs nothing: it returns artifacts of the store where they exist, and placeholders elsewhere."""
 
     def __init__(self, store: Store, seen: set[str], plan: Plan, config: CampaignConfig) -> None:
         self._store, self._seen, self._plan = store, seen, plan
@@ -77,7 +79,7 @@ class _Walk:
 
 
 def make_plan(store: Store, cells: Iterable[Cell], finished: int = 0) -> Plan:
-    """Walk the cells that are not finished; finished ones cost nothing and are only counted."""
+    """Walk the unfinished cells; finished ones cost nothing and are only counted."""
     plan, seen = Plan(finished=finished, cells=finished), set[str]()
     digests: dict[str, str] = {}
     for cell in cells:
@@ -88,7 +90,7 @@ def make_plan(store: Store, cells: Iterable[Cell], finished: int = 0) -> Plan:
 
 
 def problems_digest(config: CampaignConfig, known: dict[str, str]) -> str:
-    """Of the cell's problems; read once for all cells that ask the same."""
+    """Return the digest of the cell's problems, which are read once for all cells that have the same."""
     asked = config.problems.model_dump_json()
     if asked not in known:
         known[asked] = load_problems(config.problems).content_digest

@@ -1,34 +1,37 @@
-"""Writes what a sweep found into a folder: tables, pictures and the raw numbers, from the store alone."""
+"""The report of a sweep: tables, pictures and raw numbers, from the store alone."""
 
+import csv
+import io
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flows.sweep.cells import why_failed
-from flows.sweep.comparison import Comparison, compare_variants
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
-from flows.sweep.results import BOTH, CellResult, read_results
-from flows.sweep.tables import (
-    Table,
-    accuracy_table,
-    cells_csv,
-    curves_csv,
-    diagnostics_table,
-    summary_csv,
-    words_table,
-)
+from flows.sweep.results import BOTH, DIAGNOSTICS, CellResult, read_results
+from flows.sweep.statistics import Comparison, compare_variants
+from flows.views.text import percent
 from hacrl_core.config.sweep import Sweep
+
+_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--"}
+_LATEX |= {"α": r"$\alpha$", "δ": r"$\delta$", "ω": r"$\omega$"}
 
 
 @dataclass(frozen=True)
 class Unfinished:
+    """A cell without a result: the error it ended in, or None if it has not run."""
+
     variant: str
     seed: int
-    why: str | None  # the error it ended in; None: not run
+    why: str | None
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """A sweep's numbers, compared; ``variants`` are those with finished cells."""
+    """A sweep's results, compared. ``variants`` are those with finished cells."""
 
     sweep: Sweep
     baseline: str
@@ -40,11 +43,11 @@ class SweepReport:
 
     @property
     def failed(self) -> frozenset[str]:
-        """Variants of which a cell ended in an error."""
+        """Return the variants that have a cell that ended in an error."""
         return frozenset(u.variant for u in self.unfinished if u.why is not None)
 
     def gaps(self) -> str:
-        """A line for each variant that lacks seeds. Comparisons use the others, which may be those that went well."""
+        """Write a line for each variant that lacks seeds; it is compared on the others, which may have gone well."""
         lines = []
         for variant in dict.fromkeys(u.variant for u in self.unfinished):
             mine = [u for u in self.unfinished if u.variant == variant]
@@ -55,36 +58,39 @@ class SweepReport:
 
     @property
     def labels(self) -> dict[str, str]:
+        """Return the variants' names in tables and pictures."""
         return {v: self.sweep.config.label(v) for v in self.variants}
 
-    def accuracy(self) -> Table:
+    def accuracy(self) -> "Table":
+        """Return the table of accuracies, differences and costs."""
         return accuracy_table(self.comparisons, self.results, self.labels, self.agents)
 
     def overview(self) -> str:
-        """A line for each variant, for a terminal."""
+        """Write a line for each variant, for a terminal."""
+        accuracies = {(c.variant, c.agent): c.mean for c in self.comparisons}
         lines = []
         for c in self.comparisons:
             if c.agent == BOTH:
-                means = "  ".join(
-                    f"{a} {100 * next(x.mean for x in self.comparisons if (x.variant, x.agent) == (c.variant, a)):.1f} %"
-                    for a in self.agents
-                )
+                means = "  ".join(f"{a} {percent(accuracies[c.variant, a])}" for a in self.agents)
                 gain = f"  {100 * c.difference.mean:+.1f} points" if c.difference else ""
                 lines.append(f"{self.labels[c.variant]:<28} {len(c.seeds)} seeds  {means}{gain}  {c.words()}")
         return "\n".join([*lines, *([self.gaps()] if self.unfinished else [])])
 
     def metrics(self) -> dict[str, float]:
-        """Means over seeds, for the sweep's run in MLflow."""
+        """Return means over seeds, for the sweep's run in MLflow."""
         return {f"accuracy/{c.variant}/{c.agent}": c.mean for c in self.comparisons if c.seeds}
 
-    def words(self) -> Table:
+    def words(self) -> "Table":
+        """Return the table of what may be said of each difference."""
         return words_table(self.comparisons, self.labels)
 
-    def diagnostics(self) -> Table:
+    def diagnostics(self) -> "Table":
+        """Return the table of diagnostics."""
         return diagnostics_table(self.results, self.variants, self.labels)
 
 
 def make_report(sweep: Sweep, home: Path, baseline: str | None = None) -> SweepReport:
+    """Read the finished cells of a sweep and compare them with the baseline."""
     results = read_results(sweep, home)
     variants = [v for v in sweep.variants if any(r.variant == v for r in results)]
     # Agents that every variant has: one with a third agent is compared on the two that all share.
@@ -101,18 +107,15 @@ def _unfinished(sweep: Sweep, results: list[CellResult], home: Path) -> list[Unf
 
 
 def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Path]:
-    """``folder`` gets the tables as Markdown, LaTeX and CSV and three pictures; nothing without a finished baseline."""
+    """Write the tables (Markdown, LaTeX, CSV) and pictures and return their paths; none without a baseline's cells."""
     if not report.comparisons:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     table = report.accuracy()
+    parts = [table.markdown(), report.words().markdown(), report.diagnostics().markdown()]
+    parts += [f"{report.gaps()}\n"] if report.unfinished else []
     texts = {
-        "table.md": table.markdown()
-        + "\n"
-        + report.words().markdown()
-        + "\n"
-        + report.diagnostics().markdown()
-        + ("\n" + report.gaps() + "\n" if report.unfinished else ""),
+        "table.md": "\n".join(parts),
         "table.tex": table.latex(),
         "summary.csv": summary_csv(report.comparisons),
         "cells.csv": cells_csv(report.results),
@@ -127,3 +130,159 @@ def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Pa
     draw_costs(report.results, report.variants, report.labels, pictures["costs"])
     draw_forest(report.comparisons, report.labels, report.baseline, report.agents, pictures["forest"])
     return [*written, *pictures.values()]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts, written as Markdown or LaTeX."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """Write the table as Markdown; all columns but the first are aligned to the right."""
+        rule = "|".join("---" if column == 0 else "--:" for column in range(len(self.head)))
+        lines = ["| " + " | ".join(row) + " |" for row in (self.head, *self.rows)]
+        return "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
+
+    def latex(self) -> str:
+        """Write the table as a LaTeX tabular with booktabs rules."""
+        lines = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in (self.head, *self.rows)]
+        columns = "l" + "r" * (len(self.head) - 1)
+        body = [lines[0], r"\midrule", *lines[1:]]
+        return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def accuracy_table(
+    comparisons: Sequence[Comparison], results: Sequence[CellResult], labels: dict[str, str], agents: Sequence[str]
+) -> Table:
+    """Return accuracy of every agent after training, its difference to the baseline, and what it cost."""
+    by_place = {(c.variant, c.agent): c for c in comparisons}
+    head = ["method", "seeds"]
+    for agent in (*agents, BOTH):
+        head += [agent, "difference", "95 % interval"]
+    head += ["d_z", "p", "p (Holm)", "responses", "tokens"]
+    rows = []
+    for variant in dict.fromkeys(c.variant for c in comparisons):
+        both = by_place[variant, BOTH]
+        row = [labels.get(variant, variant), str(len(both.seeds))]
+        for agent in (*agents, BOTH):
+            c = by_place[variant, agent]
+            row += [_mean_text(c.mean, c.deviation), *_difference(c)]
+        d = both.difference
+        row += [
+            _formatted(d.effect if d else None, "{:+.1f}"),
+            _formatted(d.p if d else None, "{:.3f}"),
+            _formatted(both.p_corrected, "{:.3f}"),
+            *(_cost(results, variant, what) for what in ("responses", "tokens")),
+        ]
+        rows.append(tuple(row))
+    return Table(tuple(head), tuple(rows))
+
+
+def words_table(comparisons: Sequence[Comparison], labels: dict[str, str]) -> Table:
+    """Return what may be said of each difference."""
+    rows = [
+        (labels.get(c.variant, c.variant), c.agent, c.words())
+        for c in comparisons
+        if c.difference is not None and c.seeds
+    ]
+    return Table(("method", "agent", "against the baseline"), tuple(rows))
+
+
+def diagnostics_table(results: Sequence[CellResult], variants: Sequence[str], labels: dict[str, str]) -> Table:
+    """Return means of diagnostics over iterations and seeds: why a method did what it did."""
+    head = ("method", "agent", *DIAGNOSTICS)
+    rows = []
+    for variant in variants:
+        cells = [r for r in results if r.variant == variant]
+        for agent in cells[0].agents if cells else ():
+            values = [[c.agents[agent].average(metric) for c in cells] for metric in DIAGNOSTICS.values()]
+            means = [
+                float(np.mean(known)) if (known := [v for v in found if v is not None]) else None for found in values
+            ]
+            rows.append((labels.get(variant, variant), agent, *(_formatted(m, "{:.3g}") for m in means)))
+    return Table(head, tuple(rows))
+
+
+def summary_csv(comparisons: Sequence[Comparison]) -> str:
+    """Write one row for each comparison."""
+    head = ["variant", "agent", "seeds", "mean", "deviation"]
+    head += ["difference", "low", "high", "d_z", "p", "p_holm", "verdict"]
+    rows: list[list[object]] = []
+    for c in comparisons:
+        d = c.difference
+        numbers = (d.mean, d.low, d.high, d.effect, d.p) if d else (None,) * 5
+        rows.append([c.variant, c.agent, len(c.seeds), c.mean, c.deviation, *numbers, c.p_corrected, c.words()])
+    return _csv(head, rows)
+
+
+def cells_csv(results: Sequence[CellResult]) -> str:
+    """Write one row for each agent of each cell: enough to compute every table again."""
+    head = ["variant", "seed", "agent", "iterations", "before", "after", "responses", "tokens", *DIAGNOSTICS]
+    head += ["version_digest", "commit"]
+    rows: list[list[object]] = []
+    for r in results:
+        for name, a in r.agents.items():
+            last = max(a.accuracy)
+            costs = [int(series[max(series)]) for series in (a.responses, a.tokens)]
+            why = [a.average(metric) for metric in DIAGNOSTICS.values()]
+            commit = "+".join(sorted(c[:10] for c in r.commits))
+            rows.append([r.variant, r.seed, name, last, a.before, a.after, *costs, *why, a.version[:16], commit])
+    return _csv(head, rows)
+
+
+def curves_csv(results: Sequence[CellResult]) -> str:
+    """Write every point of the learning curves."""
+    head = ["variant", "seed", "agent", "iterations_done", "accuracy", "reward", "responses", "tokens"]
+    rows: list[list[object]] = []
+    for r in results:
+        for name, a in r.agents.items():
+            for step in sorted(a.accuracy.keys() | a.reward.keys()):
+                series = (a.accuracy, a.reward, a.responses, a.tokens)
+                rows.append([r.variant, r.seed, name, step, *(s.get(step) for s in series)])
+    return _csv(head, rows)
+
+
+def _csv(head: list[str], rows: list[list[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([[_plain(cell) for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def _plain(value: object) -> object:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _mean_text(mean: float, deviation: float | None) -> str:
+    if math.isnan(mean):
+        return ""
+    return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+
+
+def _difference(c: Comparison) -> list[str]:
+    d = c.difference
+    if d is None:
+        return ["", ""]
+    interval = f"{100 * d.low:+.1f} – {100 * d.high:+.1f}" if math.isfinite(d.low) else ""
+    return [f"{100 * d.mean:+.1f}", interval]
+
+
+def _cost(results: Sequence[CellResult], variant: str, what: str) -> str:
+    costs = [max(r.cost(what).values()) for r in results if r.variant == variant]
+    return f"{np.mean(costs):,.0f}" if costs else ""
+
+
+def _formatted(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

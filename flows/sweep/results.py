@@ -1,4 +1,4 @@
-"""What finished cells measured, read from the manifests in the store: nothing is run, nothing is kept anywhere else."""
+"""What finished cells measured, read from the manifests in the store."""
 
 import json
 from collections import defaultdict
@@ -15,8 +15,9 @@ from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.config.sweep import Cell, Sweep
 from hacrl_core.contracts.manifest import digest_of
 
-BOTH = "mean"  # the mean over a cell's agents, as if it were one more agent
-# Why a method did what it did: mean over the iterations, per learner.
+# The name of the mean over a cell's agents, which is treated as one more agent.
+BOTH = "mean"
+# Metrics that explain a result: mean over the iterations, per learner.
 DIAGNOSTICS = {
     "inside": "update/foreign_inside_fraction",
     "foreign_ratio": "update/foreign_ratio_mean",
@@ -28,42 +29,54 @@ DIAGNOSTICS = {
     "no_signal": "credit/no_signal_share",
 }
 
-Series = dict[int, float]  # iterations done → value
+# Iterations done → value.
+Series = dict[int, float]
 
 
 @dataclass(frozen=True)
 class AgentResult:
+    """What one agent of a cell measured."""
+
     accuracy: Series = field(default_factory=dict)
     reward: Series = field(default_factory=dict)
-    responses: Series = field(default_factory=dict)  # sampled by this agent, in all
+    # Responses and tokens that this agent has sampled so far.
+    responses: Series = field(default_factory=dict)
     tokens: Series = field(default_factory=dict)
-    metrics: dict[str, Series] = field(default_factory=dict)  # everything else that its stages measured
-    version: str = ""  # content digest of its last version
+    # Everything else that its stages measured.
+    metrics: dict[str, Series] = field(default_factory=dict)
+    # The content digest of its last version.
+    version: str = ""
 
     @property
     def before(self) -> float:
+        """Return the accuracy before training."""
         return self.accuracy[min(self.accuracy)]
 
     @property
     def after(self) -> float:
+        """Return the accuracy after training."""
         return self.accuracy[max(self.accuracy)]
 
     def average(self, metric: str) -> float | None:
+        """Return a metric's mean over the iterations; None if it was not measured."""
         values = self.metrics.get(metric)
         return float(np.mean(list(values.values()))) if values else None
 
 
 @dataclass(frozen=True)
 class CellResult:
+    """What one finished cell measured."""
+
     variant: str
     seed: int
     agents: dict[str, AgentResult]
     commits: frozenset[str]
     packages: dict[str, str]
-    stage_seconds: float  # what its stages took when they ran, here or in another cell
+    # What its stages took when they ran, in this cell or in another one.
+    stage_seconds: float
 
     def cost(self, what: str) -> Series:
-        """Responses or tokens sampled by all agents together, by iterations done."""
+        """Return the responses or tokens sampled by all agents together, by iterations done."""
         total: Series = defaultdict(float)
         for agent in self.agents.values():
             for iteration, value in getattr(agent, what).items():
@@ -72,7 +85,7 @@ class CellResult:
 
 
 def read_results(sweep: Sweep, home: Path) -> list[CellResult]:
-    """The finished cells, in the order of the sweep."""
+    """Return the finished cells in the order of the sweep."""
     found = []
     for cell in sweep.cells:
         entries = finished_entries(Job(cell.config, home / "campaigns" / cell.label), home / "store")
@@ -82,9 +95,12 @@ def read_results(sweep: Sweep, home: Path) -> list[CellResult]:
 
 
 def read_cell(cell: Cell, entries: Sequence[Entry], store: Path, benchmark: str) -> CellResult:
+    """Read one cell's result from the manifests of its entries."""
     agents: dict[str, AgentResult] = {name: AgentResult() for name in cell.config.agents}
     versions: dict[str, tuple[int, str]] = {}
-    commits, packages, seconds = set[str](), dict[str, str](), 0.0
+    commits: set[str] = set()
+    packages: dict[str, str] = {}
+    seconds = 0.0
     for entry in entries:
         manifest = json.loads((store / "objects" / entry.stage / entry.key / MANIFEST).read_bytes())
         commits.add(manifest["provenance"]["commit"])

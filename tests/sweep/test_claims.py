@@ -1,8 +1,8 @@
 """Answers to claims: yes needs every agent, no needs one against and none for, and few seeds can show nothing."""
 
 import pytest
+from claims import Claim, answer_claims, drawdown
 
-from flows.sweep.claims import Claim, answer_claims, drawdown
 from flows.sweep.results import AgentResult, CellResult
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from page import HERE, write_page
 from rich.console import Console
 
 from flows.home import Home
 from flows.sweep import cells
 from flows.sweep.cells import Job, Tally, finished_entries, order_jobs
-from flows.sweep.page import write_page
 from flows.sweep.report import make_report, write_report
 from flows.sweep.run import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
 from hacrl_core.artifacts import Store
@@ -196,13 +196,12 @@ def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, h
 
 
 def test_the_results_page_is_written_from_the_store_whatever_is_finished(first, place, home, tmp_path):
-    texts = Path(__file__).resolve().parents[2] / "docs" / "results"
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "template.md").write_text((texts / "template.md").read_text())
-    (tmp_path / "results" / "findings.md").write_text(
-        "{{ page.settings() }}"
-    )  # the real ones speak of sweeps that are not here
-    write_page({"main": make_report(load_sweep(written(place)), home.root)}, tmp_path)
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    (templates / "results.md.j2").write_text((HERE / "results.md.j2").read_text())
+    # The real findings are about sweeps that do not exist here.
+    (templates / "findings.md.j2").write_text("{{ page.settings() }}")
+    write_page({"main": make_report(load_sweep(written(place)), home.root)}, tmp_path, templates)
     text = (tmp_path / "results.md").read_text()
     assert "Both agents end better under HACPO than under GSPO | not shown" in text
     assert "2 seeds cannot show it" in text
