@@ -17,7 +17,7 @@ class WarmstartSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: WarmstartSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
-    from hacrl_core.agents.warmstart.train import warm_start
+    from hacrl_core.agents.warmstart import warm_start
 
     def progress(done: int, total: int, metrics: Metrics) -> None:
         context.progress(done, total, f"steps, loss {metrics['loss']:.2f}" if "loss" in metrics else "steps")

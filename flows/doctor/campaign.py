@@ -114,8 +114,7 @@ def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tu
 
 
 def _newborn(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
-    from hacrl_core.agents.warmstart.models import make_model
-    from hacrl_core.agents.warmstart.train import corpus_and_tokenizer
+    from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 
     warmstart, corpus = config.agents[agent].warmstart, config.corpus
     assert warmstart is not None and corpus is not None  # checked by the config  # noqa: PT018

@@ -1,7 +1,8 @@
-"""Taking in an existing model: a folder, a hub id or a GGUF file becomes a plain safetensors checkpoint that says all about itself.
+"""Taking in an existing model: a folder, a hub id or a GGUF file becomes a plain safetensors checkpoint that says all
+about itself.
 
-What the config adds (chat template, end tokens, BOS) is written into the checkpoint, so that every stage, vLLM and whoever runs the trained
-agent alone see the same agent.
+What the config adds (chat template, end tokens, BOS) is written into the checkpoint, so that every stage, vLLM and
+whoever runs the trained agent alone see the same agent.
 """
 
 import json
@@ -43,7 +44,9 @@ def read_origin(config: CheckpointConfig, chat_template: str | None = None) -> O
 
 
 def adopt_checkpoint(config: CheckpointConfig, out: Path, chat_template: str | None = None) -> tuple[Origin, int]:
-    """Load (safetensors or GGUF, no remote code unless the config says so), save plainly; returns the number of parameters, too."""
+    """Load (safetensors or GGUF, no remote code unless the config says so), save plainly; returns the number of
+    parameters, too.
+    """
     with _reading(config) as (place, options):
         safely = {} if config.gguf_file else {"use_safetensors": True}
         model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **safely, **options)

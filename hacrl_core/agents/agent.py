@@ -45,7 +45,9 @@ def load_agent(
     tokenizer: Any = None,
     attention: Attention = "auto",
 ) -> Agent:
-    """Load weights (safetensors only, no remote code unless its adoption allowed it) and, unless it is given, the tokenizer."""
+    """Load weights (safetensors only, no remote code unless its adoption allowed it) and, unless it is given, the
+    tokenizer.
+    """
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
     chosen = {} if attention == "auto" else {"attn_implementation": attention}

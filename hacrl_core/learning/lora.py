@@ -18,8 +18,8 @@ _FILE = "adapter_model.safetensors"
 def attach(model: PreTrainedModel, config: LoraConfig, resume: Path | None, seed: int) -> Any:
     """Inject adapters into ``model`` and freeze the rest; returns peft's wrapper.
 
-    A checkpoint to resume from holds merged weights, so that it runs alone: its adapter is loaded and subtracted from them, which leaves
-    the base it was trained on, up to rounding.
+    A checkpoint to resume from holds merged weights, so that it runs alone: its adapter is loaded and subtracted from
+    them, which leaves the base it was trained on, up to rounding.
     """
     try:
         import peft

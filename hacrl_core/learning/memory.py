@@ -1,13 +1,16 @@
-"""How much memory an agent's stages will take, from its config alone; ``make bench-memory`` compares it with what they do take.
+"""How much memory an agent's stages will take, from its config alone; ``make bench-memory`` compares it with what they
+do take.
 
-With N parameters, L layers, hidden size H, query width Q (heads × head size), key width K, MLP width I, vocabulary V, b bytes per sampling weight:
+With N parameters, L layers, hidden size H, query width Q (heads × head size), key width K, MLP width I, vocabulary V, b
+bytes per sampling weight:
 
     generate  b·N + batch·(prompt + max_tokens)·2·L·K·b·1.5 (slots grow with room to spare) + 3·batch·V·4 (logits and their sums)
     score     4·N + tokens·4·(4·H + 2·Q + 3·I) (one layer at a time) + logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + logits of a chunk
               activations = tokens·L·4·(6·H + 5·Q + 4·I), with gradient checkpointing tokens·4·(L·H + 6·H + 5·Q + 4·I)
 
-``tokens`` is the fullest microbatch that token_budget and the longest sequence allow. A process has its own size on top.
+``tokens`` is the fullest microbatch that token_budget and the longest sequence allow. A process has its own size on
+top.
 """
 
 from dataclasses import dataclass

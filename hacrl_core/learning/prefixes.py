@@ -1,11 +1,13 @@
-"""Each distinct prefix of a microbatch runs through the model once: a prompt for all its responses, and what responses share.
+"""Each distinct prefix of a microbatch runs through the model once: a prompt for all its responses, and what responses
+share.
 
-In a causal model a token's states depend on its prefix only. So the tokens of a microbatch are nodes of a tree, and all that works
-token by token (projections, norms, feed-forward layers) sees every node once. Attention alone needs whole sequences: the nodes' queries,
-keys and values are laid out as rows, attended to as ever, and each node takes its result from one of the rows it stands in.
+In a causal model a token's states depend on its prefix only. So the tokens of a microbatch are nodes of a tree, and all
+that works token by token (projections, norms, feed-forward layers) sees every node once. Attention alone needs whole
+sequences: the nodes' queries, keys and values are laid out as rows, attended to as ever, and each node takes its result
+from one of the rows it stands in.
 
-The model's own code runs; only its attention function is replaced, through the interface that ``transformers`` has for it. Whether a model
-bears that is proved on its own forward, once per model.
+The model's own code runs; only its attention function is replaced, through the interface that ``transformers`` has for
+it. Whether a model bears that is proved on its own forward, once per model.
 """
 
 import weakref
@@ -42,7 +44,10 @@ def attention_of(model: PreTrainedModel, batch: Microbatch) -> AbstractContextMa
 
 
 def shares_prefixes(model: PreTrainedModel) -> bool:
-    """Whether the model's states may be computed once per prefix. Not on CUDA, where nobody has measured it, nor below float32."""
+    """Whether the model's states may be computed once per prefix.
+
+    Not on CUDA, where nobody has measured it, nor below float32.
+    """
     if model not in _proved:
         _proved[model] = _eligible(model) and _probe(model)
     return _proved[model]
@@ -117,7 +122,9 @@ def _attention(
     cell_N: Tensor,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Nodes [1, heads, N, channels] → rows [B, heads, T, channels], causal attention there, and back to nodes [1, N, heads, channels]."""
+    """Nodes [1, heads, N, channels] → rows [B, heads, T, channels], causal attention there, and back to nodes [1, N,
+    heads, channels].
+    """
 
     def laid_out(states: Tensor) -> Tensor:
         _, heads, nodes, channels = states.shape

@@ -1,4 +1,5 @@
-"""Token sequences for scoring and training: checking, sorting into microbatches, padding, and leaving out wasted work."""
+"""Token sequences for scoring and training: checking, sorting into microbatches, padding, and leaving out wasted work.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -69,9 +70,9 @@ def microbatches(
 ) -> list[Microbatch]:
     """Rows cut into microbatches of at most ``token_budget`` tokens, the longest first, so that memory peaks at once.
 
-    Without shared prefixes rows are sorted by length and padded tokens count. With them the responses of a prompt stay together, and
-    of what a token keeps in memory three quarters go with the distinct prefixes and one with the padded rows. A row longer than the budget makes
-    a microbatch of its own.
+    Without shared prefixes rows are sorted by length and padded tokens count. With them the responses of a prompt stay
+    together, and of what a token keeps in memory three quarters go with the distinct prefixes and one with the padded
+    rows. A row longer than the budget makes a microbatch of its own.
     """
     lengths = np.array([len(s.prompt_token_ids) + len(s.response_token_ids) - 1 for s in sequences], dtype=np.int64)
     if not share_prefixes:
@@ -85,8 +86,9 @@ def microbatches(
 
 
 def _cut(order: Ints, lengths: Ints, new: Ints, budget: int, *, padded_counts: int) -> list[Ints]:
-    """``order`` in pieces within the budget; ``padded_counts`` quarters of a token count where it is padded, the rest where it is
-    new beside the row before, which ``new`` has the number of."""
+    """``order`` in pieces within the budget; ``padded_counts`` quarters of a token count where it is padded, the rest
+    where it is new beside the row before, which ``new`` has the number of.
+    """
     pieces, start, distinct, width = [], 0, 0, 0
     for at, (length, own) in enumerate(zip(lengths[order].tolist(), new.tolist(), strict=True)):
         wider = max(width, length)
@@ -99,7 +101,9 @@ def _cut(order: Ints, lengths: Ints, new: Ints, budget: int, *, padded_counts: i
 
 
 def _by_prompt(sequences: Sequence[TrainSequence], lengths: Ints) -> Ints:
-    """Prompts with their responses together, those with the longest first; responses sorted, so that neighbours share most."""
+    """Prompts with their responses together, those with the longest first; responses sorted, so that neighbours share
+    most.
+    """
     longest: dict[tuple[int, ...], int] = {}
     for sequence, length in zip(sequences, lengths.tolist(), strict=True):
         longest[sequence.prompt_token_ids] = max(length, longest.get(sequence.prompt_token_ids, 0))
@@ -137,7 +141,8 @@ def prefix_tree(ids_BT: Ints, lengths_B: Ints) -> Tree:
     same_BT[1:] = (ids_BT[1:] == ids_BT[:-1]) & real_BT[1:] & real_BT[:-1]
     new_BT = real_BT & ~np.logical_and.accumulate(same_BT, axis=1)
     number_BT = np.where(new_BT, new_BT.cumsum().reshape(new_BT.shape) - 1, -1)
-    # A shared cell is the node that was last new above it: new nodes are numbered row by row, so that is the largest so far.
+    # A shared cell is the node that was last new above it: new nodes are numbered row by row, so that is the largest so
+    # far.
     place_BT = np.where(real_BT, np.maximum.accumulate(number_BT, axis=0), 0)
     depth_BT = np.broadcast_to(columns_T, ids_BT.shape)
     return Tree(ids_BT[new_BT], depth_BT[new_BT], place_BT, np.flatnonzero(new_BT))
@@ -199,8 +204,8 @@ def plan_rows(
     """Drop rows whose gradient is zero for certain, and pass identical rows once, weighted by their count.
 
     A row's gradient is zero for certain when its advantage is exactly zero (a group without signal) and it bears no KL
-    term: whatever its ratio, the loss is 0·ratio. ``keys`` must hold all that the loss of a row depends on: its
-    token ids, its sampler, advantage and the log-probs in the denominator. The loss must still be divided by the weight of
+    term: whatever its ratio, the loss is 0·ratio. ``keys`` must hold all that the loss of a row depends on: its token
+    ids, its sampler, advantage and the log-probs in the denominator. The loss must still be divided by the weight of
     the whole minibatch. A minibatch that keeps no row still makes its optimizer step (see ``Trainer.step``).
     """
     informative_B = (np.asarray(advantage_B) != 0) | (np.asarray(kl_coefficient_B) != 0)

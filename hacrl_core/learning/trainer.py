@@ -1,4 +1,7 @@
-"""The trainer: forward and backward over microbatches, gradient clip, AdamW. Blind to the algorithm: the loss is an argument."""
+"""The trainer: forward and backward over microbatches, gradient clip, AdamW.
+
+Blind to the algorithm: the loss is an argument.
+"""
 
 import math
 import resource
@@ -47,8 +50,8 @@ class StepResult:
 class Trainer:
     """Updates ``agent.model`` in place.
 
-    The model stays in evaluation mode: dropout would make the learner's log-probs differ from the scored ones, and the ratio is
-    compared with a window of 3e-4.
+    The model stays in evaluation mode: dropout would make the learner's log-probs differ from the scored ones, and the
+    ratio is compared with a window of 3e-4.
     """
 
     def __init__(
@@ -80,8 +83,8 @@ class Trainer:
     def step(self, sequences: Sequence[TrainSequence], objective: Objective) -> StepResult:
         """One optimizer step on a minibatch.
 
-        A minibatch without sequences (all of them dropped as certain zeros) still makes its step with a zero gradient: AdamW moves
-        on by its momentum and decays the weights, exactly as if the zeros had been computed.
+        A minibatch without sequences (all of them dropped as certain zeros) still makes its step with a zero gradient:
+        AdamW moves on by its momentum and decays the weights, exactly as if the zeros had been computed.
         """
         loss, stats, batches = self._accumulate(sequences, objective)
         norm = float(torch.linalg.vector_norm(self._gradient))
@@ -114,8 +117,8 @@ class Trainer:
     def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective, steps: int) -> bool:
         """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated.
 
-        The gradient was finite at weights ``steps`` updates ago. AdamW moves a weight by a few times the learning rate per step at most, so
-        where that is little, it is finite still, and the loss alone is looked at.
+        The gradient was finite at weights ``steps`` updates ago. AdamW moves a weight by a few times the learning rate
+        per step at most, so where that is little, it is finite still, and the loss alone is looked at.
         """
         with torch.set_grad_enabled(self.config.learning_rate * steps > _FAR):
             loss, _, _ = self._accumulate(sequences, objective)
@@ -129,8 +132,9 @@ class Trainer:
         checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates)
 
     def trained(self) -> Agent | None:
-        """The agent without the trainer's memory, as it would be loaded from what ``save`` wrote; None where adapters or recomputed
-        layers make it another. The trainer is done then."""
+        """The agent without the trainer's memory, as it would be loaded from what ``save`` wrote; None where adapters
+        or recomputed layers make it another. The trainer is done then.
+        """
         for parameter in self._parameters:
             parameter.grad = None
         return self.agent if self._adapters is None and not self.config.gradient_checkpointing else None
@@ -193,7 +197,8 @@ class Trainer:
 
 
 def _one_buffer(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
-    """All gradients in one flat tensor, so that zeroing, norm and clip are one call each whatever the number of layers."""
+    """All gradients in one flat tensor, so that zeroing, norm and clip are one call each whatever the number of layers.
+    """
     flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
     start = 0
     for parameter in parameters:
@@ -203,8 +208,9 @@ def _one_buffer(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
 
 
 def _checkpoint_layers(agent: Agent) -> None:
-    """Recompute layers in the backward pass. transformers does so only in training mode, so the layers' own flag is set, and not
-    that of the modules inside them: dropout stays off."""
+    """Recompute layers in the backward pass. transformers does so only in training mode, so the layers' own flag is
+    set, and not that of the modules inside them: dropout stays off.
+    """
     agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layers = [module for module in agent.model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

@@ -9,13 +9,12 @@ import transformers
 from torch import Tensor
 
 from hacrl_core.agents.agent import Agent, load_agent
+from hacrl_core.agents.checkpoints import reload_agent
 from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.errors import EngineError
-from hacrl_core.generation.builtin.decoder import Decoder
+from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder
 from hacrl_core.generation.builtin.fast import build_fast_decoder
-from hacrl_core.generation.builtin.generic import GenericDecoder
-from hacrl_core.generation.builtin.reload import reload_agent
 from hacrl_core.generation.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.generation.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
 from hacrl_core.generation.stop_strings import StopStrings

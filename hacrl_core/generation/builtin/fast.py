@@ -5,9 +5,10 @@ copied at every step; queries, keys and values are one matrix product; grouped h
 per-module bookkeeping, which costs a tiny model more than its arithmetic, is gone.
 
 A row's position ``t`` is stored at index ``t`` of its slot, so rows of any length sit side by side without padding.
-Slots are as long as the longest row, rounded up, and attention reads them whole, unwritten positions masked: on a CPU one
-unbroken pass over the keys takes half the time of many short ones, which is worth moving the slots apart now and then.
-The step is checked against the model's own forward for a model's first weights and the next (``build_fast_decoder``).
+Slots are as long as the longest row, rounded up, and attention reads them whole, unwritten positions masked: on a CPU
+one unbroken pass over the keys takes half the time of many short ones, which is worth moving the slots apart now and
+then. The step is checked against the model's own forward for a model's first weights and the next
+(``build_fast_decoder``).
 """
 
 import logging
@@ -40,7 +41,8 @@ class FastDecoder:
         self.reset()
 
     def reset(self) -> None:
-        """Drop all rows. Main memory is kept for the next call: the system takes longer to hand it out than to fill it."""
+        """Drop all rows. Main memory is kept for the next call: the system takes longer to hand it out than to fill it.
+        """
         self._rows = 0
         if self.device.type != "cpu" or self._storage.numel() * self._storage.element_size() > KEPT_BYTES:
             self._storage = self._no_storage()
@@ -130,7 +132,8 @@ class FastDecoder:
 
 
 def _move_apart(storage: Tensor, rows: int, old: int, new: int) -> None:
-    """Rows of ``old`` numbers become rows of ``new`` in place: the last first, in blocks that end before their target."""
+    """Rows of ``old`` numbers become rows of ``new`` in place: the last first, in blocks that end before their target.
+    """
     end = rows
     while end > 1:
         start = -(-end * old // new)
@@ -201,7 +204,9 @@ _proofs: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictio
 
 
 def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length: int) -> FastDecoder | None:
-    """The fast decoder if the model has the shape and the step reproduces its forward; otherwise None, with the reason logged."""
+    """The fast decoder if the model has the shape and the step reproduces its forward; otherwise None, with the reason
+    logged.
+    """
     weights = decoder_weights(model, context_length)
     if weights is None:
         return None
@@ -223,7 +228,8 @@ def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length
 
 @torch.inference_mode()
 def _probe(decoder: FastDecoder) -> tuple[float, float]:
-    """Largest difference from a full forward over two prompts of unequal length and three steps, and what is allowed."""
+    """Largest difference from a full forward over two prompts of unequal length and three steps, and what is allowed.
+    """
     vocabulary = decoder.weights.head_VH.shape[0]
     ids = torch.arange(12, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
     logits_TV = decoder.model(input_ids=ids[None], use_cache=False).logits[0].float()

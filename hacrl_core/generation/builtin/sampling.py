@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hacrl_core.generation.protocols import SamplingParams
 
-# Ten times the rounding noise of probabilities between batch shapes in float32 on models of up to a few million weights.
+# Ten times the rounding noise of probabilities between batch shapes in float32 on models of up to a few million
+# weights.
 AMBIGUITY_MARGIN = 1e-6
 # A flat tail has a boundary everywhere: below this probability the check would flag every draw, so it is left alone.
 AMBIGUITY_FLOOR = 256 * AMBIGUITY_MARGIN
@@ -37,7 +38,9 @@ def stream_keys(seeds: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:
-    """SplitMix64 as a counter-based generator: the number at ``position`` of the stream ``key``, in [0, 1) with 53 bits."""
+    """SplitMix64 as a counter-based generator: the number at ``position`` of the stream ``key``, in [0, 1) with 53
+    bits.
+    """
     words = _mix64(keys_B + (positions_B.astype(np.uint64) + np.uint64(1)) * _WEYL)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -51,7 +54,9 @@ class Draw:
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> Draw:
-    """One token per row. Order of the filters: temperature, top-k, top-p on what top-k left, as in transformers and vLLM."""
+    """One token per row. Order of the filters: temperature, top-k, top-p on what top-k left, as in transformers and
+    vLLM.
+    """
     logits_BV = logits_BV.float()
     if params.temperature == 0:
         return _greedy(logits_BV)

@@ -1,4 +1,5 @@
-"""Continuous batching: rows that finish leave, waiting requests take their place, a prompt is read once for its group."""
+"""Continuous batching: rows that finish leave, waiting requests take their place, a prompt is read once for its group.
+"""
 
 import time
 from collections import Counter, deque

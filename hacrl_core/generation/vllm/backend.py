@@ -14,7 +14,9 @@ from hacrl_core.generation.vllm.proof import Expected
 
 @dataclass(frozen=True)
 class Response:
-    """What vLLM wrote. The log-probs are those of the distribution sampled from, except at temperature 0: the raw policy's."""
+    """What vLLM wrote. The log-probs are those of the distribution sampled from, except at temperature 0: the raw
+    policy's.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]

@@ -247,7 +247,8 @@ class VllmEngine:
         if params.temperature == 0:
             sampling = [(0.0,) * len(response.token_ids) for response in responses]
         elif params.temperature != 1 or params.top_p < 1 or params.top_k > 0:
-            # vLLM gives one kind of log-prob with a sample; the raw policy's come from a pass over the finished response.
+            # vLLM gives one kind of log-prob with a sample; the raw policy's come from a pass over the finished
+            # response.
             pairs = zip(requests, responses, strict=True)
             scored = self._backend.score(
                 [[*request.prompt_token_ids, *response.token_ids] for request, response in pairs]
@@ -261,7 +262,8 @@ class VllmEngine:
         ]
 
 
-# What vLLM says when memory is short, and what helps: the share is too small for the cache, or too large for what is free.
+# What vLLM says when memory is short, and what helps: the share is too small for the cache, or too large for what is
+# free.
 REMEDIES = (
     (
         (

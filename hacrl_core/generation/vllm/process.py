@@ -1,4 +1,5 @@
-"""The processes on our side of the pipes: a launcher per vLLM environment, forking workers, and one handle per worker."""
+"""The processes on our side of the pipes: a launcher per vLLM environment, forking workers, and one handle per worker.
+"""
 
 import contextlib
 import json
@@ -58,7 +59,9 @@ class _Log:
 
 
 class Launcher:
-    """The process that has vLLM imported and forks workers; shared by the engines of this process, stopped with the last."""
+    """The process that has vLLM imported and forks workers; shared by the engines of this process, stopped with the
+    last.
+    """
 
     _running: ClassVar[dict[Path, "Launcher"]] = {}
     _registry: ClassVar[threading.Lock] = threading.Lock()
@@ -221,7 +224,8 @@ class WorkerProcess:
 
 
 def find_python(configured: str | None) -> Path:
-    """The interpreter of vLLM's environment: the configured one, $HACRL_VLLM_PYTHON, or what ``make vllm`` has built."""
+    """The interpreter of vLLM's environment: the configured one, $HACRL_VLLM_PYTHON, or what ``make vllm`` has built.
+    """
     named = configured or os.environ.get("HACRL_VLLM_PYTHON")
     places = [Path.cwd(), Path(__file__).resolve().parents[3]]
     candidates = [Path(named)] if named else [place / ".venv-vllm" / "bin" / "python" for place in places]

@@ -1,7 +1,9 @@
-"""Proof that vLLM samples from the weights it should: a probe's log-probs against our own forward pass of the checkpoint.
+"""Proof that vLLM samples from the weights it should: a probe's log-probs against our own forward pass of the
+checkpoint.
 
-Swapping weights in a running engine can go wrong in silence (a head tied to the embeddings that keeps its old weights still
-writes plausible text), and responses of a policy other than the one named in their rollouts poison every ratio computed later.
+Swapping weights in a running engine can go wrong in silence (a head tied to the embeddings that keeps its old weights
+still writes plausible text), and responses of a policy other than the one named in their rollouts poison every ratio
+computed later.
 """
 
 import hashlib
@@ -18,12 +20,13 @@ from hacrl_core.agents.agent import load_agent
 from hacrl_core.seeding import derive_rng
 
 PROBE_TOKENS = 48
-# What a fresh load differs from our forward is the engine's rounding. A swap must come as near, up to this factor, or to
-# the floor: float32 rounding is far below it, and an update that changes log-probs less cannot be told apart.
+# What a fresh load differs from our forward is the engine's rounding. A swap must come as near, up to this factor, or
+# to the floor: float32 rounding is far below it, and an update that changes log-probs less cannot be told apart.
 SWAP_FACTOR, SWAP_FLOOR = 3.0, 2e-5
 # Policies this far apart give different log-probs in 16 bits too; the very same ones are then those of the old weights.
 DISTINCT = 1e-3
-# A 7- or 10-bit mantissa against our float32: 0.03 and 0.003 nats per token on the agents of the tests, where 0.25 are allowed.
+# A 7- or 10-bit mantissa against our float32: 0.03 and 0.003 nats per token on the agents of the tests, where 0.25 are
+# allowed.
 HALF_PRECISION_FACTOR = 25.0
 
 Logprobs = npt.NDArray[np.float64]
@@ -73,7 +76,9 @@ def deviation(expected: Expected, found: list[float]) -> float:
 
 
 def limit(expected: Expected, tolerance: float, fresh: float | None) -> float:
-    """The largest deviation accepted: of a fresh engine (``fresh`` is None), or after a swap into one that began at ``fresh``."""
+    """The largest deviation accepted: of a fresh engine (``fresh`` is None), or after a swap into one that began at
+    ``fresh``.
+    """
     widest = tolerance * (1.0 if expected.dtype == "float32" else HALF_PRECISION_FACTOR)
     return widest if fresh is None else min(widest, max(SWAP_FACTOR * fresh, SWAP_FLOOR))
 

@@ -22,7 +22,9 @@ SWAPS = ("hacrl_swap_weights", "reload_weights")  # ours, where the server has o
 
 
 class ServerBackend:
-    """The server may be anyone's, so nothing is taken on trust: the engine proves its weights before and after each call."""
+    """The server may be anyone's, so nothing is taken on trust: the engine proves its weights before and after each
+    call.
+    """
 
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
@@ -112,7 +114,8 @@ class ServerBackend:
         return Response(request.request_id, tuple(choice["token_ids"]), logprobs, choice["finish_reason"])
 
     def _check_mode(self, expected: Expected) -> None:
-        """Whether the server returns the log-probs of the distribution sampled from: one token at temperature 2 tells."""
+        """Whether the server returns the log-probs of the distribution sampled from: one token at temperature 2 tells.
+        """
         settings = {"max_tokens": 1, "temperature": 2.0, "seed": 0, "logprobs": 1}
         choice = self._complete(expected.probe, settings)
         tempered_V = expected.next_logprobs_V / 2.0

@@ -32,7 +32,9 @@ class Head:
         return logits_RV if self.softcap is None else torch.tanh(logits_RV / self.softcap) * self.softcap
 
     def folded(self, temperature: float) -> tuple[float, float | None]:
-        """(a, amplitude): the row-wise work sees x = a·(h·Wᵀ + b), then y = x or amplitude·tanh(x), already divided by temperature."""
+        """(a, amplitude): the row-wise work sees x = a·(h·Wᵀ + b), then y = x or amplitude·tanh(x), already divided by
+        temperature.
+        """
         if self.softcap is None:
             return self.scale / temperature, None
         return self.scale / self.softcap, self.softcap / temperature
@@ -52,7 +54,9 @@ _proved: weakref.WeakKeyDictionary[PreTrainedModel, tuple[float, float | None]] 
 
 
 def read_head(model: PreTrainedModel) -> Head:
-    """The head of a causal model. A short probe compares it with the model's own logits, so nothing is silently ignored.
+    """The head of a causal model.
+
+    A short probe compares it with the model's own logits, so nothing is silently ignored.
 
     Raises:
         EngineError: the head is not a plain linear layer, or it does something that the probe reveals and we do not know.
@@ -71,7 +75,10 @@ def read_head(model: PreTrainedModel) -> Head:
 
 
 def _declared(model: PreTrainedModel) -> list[tuple[float, float | None]]:
-    """Candidates for (scale, softcap). Architectures use the same field for a factor and for a divisor: the probe decides."""
+    """Candidates for (scale, softcap).
+
+    Architectures use the same field for a factor and for a divisor: the probe decides.
+    """
     config = model.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     scales = [1.0]

@@ -1,9 +1,10 @@
 """From hidden states and LM head straight to loss and gradients, without the logits of the whole batch.
 
-The loss separates by sequence. While the logits of a chunk of whole sequences are alive, their log-probs, the objective's
-coefficients and both gradients are computed: three matrix products in all. The coefficient of a token is one number per row of
-logits, so it is applied to the small operands of the last two products instead of to the logits.
-A sequence too long for one chunk is split by tokens: a first pass for its log-probs, a second that recomputes all pieces but the last.
+The loss separates by sequence. While the logits of a chunk of whole sequences are alive, their log-probs, the
+objective's coefficients and both gradients are computed: three matrix products in all. The coefficient of a token is
+one number per row of logits, so it is applied to the small operands of the last two products instead of to the logits.
+A sequence too long for one chunk is split by tokens: a first pass for its log-probs, a second that recomputes all
+pieces but the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ _CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at ful
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences ``first``..``last`` (exclusive) in ``pieces`` of token rows; more than one piece only for a single long sequence."""
+    """Sequences ``first``..``last`` (exclusive) in ``pieces`` of token rows; more than one piece only for a single long
+    sequence.
+    """
 
     first: int
     last: int
@@ -59,7 +62,9 @@ class Outcome:
 def plan_chunks(
     lengths: Sequence[int], vocabulary: int, *, max_logits_mb: int = 256, chunk_tokens: int | None = None
 ) -> list[Chunk]:
-    """Whole sequences up to ``chunk_tokens`` rows together; one alone up to ``max_logits_mb`` of logits; longer ones in pieces."""
+    """Whole sequences up to ``chunk_tokens`` rows together; one alone up to ``max_logits_mb`` of logits; longer ones in
+    pieces.
+    """
     together = chunk_tokens or max(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
     alone = max(together, max_logits_mb * (1 << 20) // (4 * vocabulary))
     chunks: list[Chunk] = []
@@ -91,7 +96,8 @@ def fused_pass(
     gradients: Gradients | None = None,
     entropy: bool = False,
 ) -> Outcome:
-    """Log-probs of the targets; with an objective also its loss and, accumulated into ``gradients``, the loss's gradients.
+    """Log-probs of the targets; with an objective also its loss and, accumulated into ``gradients``, the loss's
+    gradients.
 
     ``hidden_RH`` holds one row per response token, sequence after sequence. Scoring is the same code without objective.
     """

@@ -1,9 +1,9 @@
 """The row-wise work between the matrix products: log-softmax, gather, and the gradient of the logits in place.
 
 For a row of scaled logits x and its target t the log-probability is ``log p = y_t − logsumexp(y)``, where ``y = x``, or
-``y = amplitude·tanh(x)`` under soft-capping. Its gradient with respect to x, **negated**, is ``(p − onehot_t)·dy/dx`` and does not depend on
-the loss: the loss enters as one factor per row, which the caller applies to the small [R, H] operands of the next two products.
-So the logits are overwritten once, before the loss is known.
+``y = amplitude·tanh(x)`` under soft-capping. Its gradient with respect to x, **negated**, is ``(p − onehot_t)·dy/dx``
+and does not depend on the loss: the loss enters as one factor per row, which the caller applies to the small [R, H]
+operands of the next two products. So the logits are overwritten once, before the loss is known.
 """
 
 import functools

@@ -1,7 +1,8 @@
 """The row-wise work as one Triton kernel: log-sum-exp, gather, entropy and the gradient of the logits in place.
 
-One program per row, two sweeps over the vocabulary: the first keeps a running maximum, the rescaled sum and the weighted sum for the entropy, the
-second overwrites each block of logits with its negated gradient. Interpreted by ``TRITON_INTERPRET=1`` it runs on the CPU, as the tests do.
+One program per row, two sweeps over the vocabulary: the first keeps a running maximum, the rescaled sum and the
+weighted sum for the entropy, the second overwrites each block of logits with its negated gradient. Interpreted by
+``TRITON_INTERPRET=1`` it runs on the CPU, as the tests do.
 """
 
 from typing import Any

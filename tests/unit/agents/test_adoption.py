@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hacrl_core.agents.adoption import adopt_checkpoint
 from hacrl_core.agents.agent import load_agent
-from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
+from hacrl_core.agents.warmstart import make_tokenizer
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.warmstart import TokenizerConfig
 from hacrl_core.errors import ConfigError

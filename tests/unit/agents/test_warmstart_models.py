@@ -6,8 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from hacrl_core.agents.warmstart.models import make_model
-from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
+from hacrl_core.agents.warmstart import make_model, make_tokenizer
 from hacrl_core.config.warmstart import Architecture, ModelConfig, TokenizerConfig
 
 TOKENIZER = make_tokenizer(TokenizerConfig(kind="characters"), [], 64)

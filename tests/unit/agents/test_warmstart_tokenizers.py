@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from hacrl_core.agents.warmstart.tokenizers import SPECIAL_TOKENS, make_tokenizer
+from hacrl_core.agents.warmstart import SPECIAL_TOKENS, make_tokenizer
 from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.warmstart import TokenizerConfig
 from hacrl_core.problems.arithmetic import training_problem, worked_answer

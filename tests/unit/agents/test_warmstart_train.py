@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from hacrl_core.agents.agent import load_agent
-from hacrl_core.agents.warmstart.train import IGNORED, encode_examples, solved_share, warm_start
+from hacrl_core.agents.warmstart import IGNORED, encode_examples, solved_share, warm_start
 from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.errors import ConfigError

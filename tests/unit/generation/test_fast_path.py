@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from hacrl_core.agents.agent import load_agent
 from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.generation.builtin import BuiltinEngine, fast
+from hacrl_core.generation.builtin.decoder import GenericDecoder
 from hacrl_core.generation.builtin.fast import FastDecoder, build_fast_decoder
-from hacrl_core.generation.builtin.generic import GenericDecoder
 from hacrl_core.generation.builtin.weights import DecoderWeights, decoder_weights
 from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
 from hacrl_core.learning.scoring import score_sequences

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
+from hacrl_core.agents.warmstart import make_tokenizer
 from hacrl_core.config.warmstart import TokenizerConfig
 from hacrl_core.generation.builtin import BuiltinEngine
 from hacrl_core.generation.protocols import GenerationRequest, SamplingParams

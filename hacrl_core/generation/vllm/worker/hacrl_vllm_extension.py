@@ -12,9 +12,10 @@ class WeightSwap:
     def hacrl_swap_weights(self, path: str) -> None:
         """Load the checkpoint folder ``path`` in place.
 
-        On CPU vLLM multiplies by packed copies of the weights. ``reload_weights`` packs a layer again when the checkpoint
-        has weights for it; a head tied to the input embeddings has none of its own, so its packed copy would stay that of
-        the old policy, and every token would be sampled from a mixture of two policies. It is packed again here.
+        On CPU vLLM multiplies by packed copies of the weights. ``reload_weights`` packs a layer again when the
+        checkpoint has weights for it; a head tied to the input embeddings has none of its own, so its packed copy would
+        stay that of the old policy, and every token would be sampled from a mixture of two policies. It is packed again
+        here.
         """
         self.reload_weights(weights_path=path)
         from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found]

@@ -1,8 +1,8 @@
 """Imports vLLM once, then forks a worker whenever one is asked for: ``python -m hacrl_vllm_launcher FD PARENT``.
 
-Importing vLLM takes most of a worker's start-up time, so the second agent, and a worker restarted after a crash, are up in
-seconds. vLLM starts its own workers by fork in the same way. FD is a socket of whole messages; commands are spawn (with three
-file descriptors: commands, results, log) and reap.
+Importing vLLM takes most of a worker's start-up time, so the second agent, and a worker restarted after a crash, are up
+in seconds. vLLM starts its own workers by fork in the same way. FD is a socket of whole messages; commands are spawn
+(with three file descriptors: commands, results, log) and reap.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     libc = ctypes.CDLL(None)
-    # The signal comes when the *thread* that started us ends. While we import it waits for us, so its end is the process's
-    # end; later the watch in _launch takes over.
+    # The signal comes when the *thread* that started us ends. While we import it waits for us, so its end is the
+    # process's end; later the watch in _launch takes over.
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # processes of a killed worker become ours to reap
     parent = int(sys.argv[2])
@@ -93,13 +93,17 @@ def _become_worker(control: socket.socket, fds: list[int], environment: dict[str
 
 
 def _own_group(pid: int) -> None:
-    """One signal then ends a worker and all that vLLM starts in it. Done on both sides of the fork: whoever comes first."""
+    """One signal then ends a worker and all that vLLM starts in it.
+
+    Done on both sides of the fork: whoever comes first.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)
 
 
 def _reap(pid: int) -> int | None:
-    """Kill the worker's process group, wait until nothing of it is left; the worker's exit status (negative: a signal)."""
+    """Kill the worker's process group, wait until nothing of it is left; the worker's exit status (negative: a signal).
+    """
     status = None
     deadline = time.monotonic() + REAP_SECONDS
     while time.monotonic() < deadline:

@@ -1,8 +1,9 @@
-"""Are the weights in vLLM's memory those of a checkpoint? Compared in the engine's own dtype, without a copy of the model.
+"""Are the weights in vLLM's memory those of a checkpoint? Compared in the engine's own dtype, without a copy of the
+model.
 
-vLLM fuses, shards, pads and renames what it loads, so its parameters cannot be compared with the checkpoint by name. Its own weight
-loaders know which slice of which parameter a tensor goes to: they are run once more over the files, and each copy that they want to
-make becomes a comparison. Nothing is written.
+vLLM fuses, shards, pads and renames what it loads, so its parameters cannot be compared with the checkpoint by name.
+Its own weight loaders know which slice of which parameter a tensor goes to: they are run once more over the files, and
+each copy that they want to make becomes a comparison. Nothing is written.
 """
 
 import contextlib
@@ -40,7 +41,9 @@ def _tensors(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _Comparison(TorchFunctionMode):
-    """While active, writing to a parameter (``copy_``, or ``fill_`` where it is padded) compares instead, and takes note."""
+    """While active, writing to a parameter (``copy_``, or ``fill_`` where it is padded) compares instead, and takes
+    note.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -77,9 +80,9 @@ class _Comparison(TorchFunctionMode):
 def _unpacked(model: Any) -> Iterator[set[str]]:
     """On CPU vLLM multiplies by packed copies, and for most layers keeps nothing else.
 
-    A product with rows of the unit matrix reads columns of such a copy back, exactly in any dtype: each sum has one term that is not
-    zero. Layers without weights of their own get these for the time of the comparison, with NaN for what was not read; where both
-    are kept and differ, the name is yielded.
+    A product with rows of the unit matrix reads columns of such a copy back, exactly in any dtype: each sum has one
+    term that is not zero. Layers without weights of their own get these for the time of the comparison, with NaN for
+    what was not read; where both are kept and differ, the name is yielded.
     """
     kept: list[tuple[Any, Any]] = []
     stale: set[str] = set()
@@ -112,7 +115,9 @@ def _unpacked(model: Any) -> Iterator[set[str]]:
 
 
 def _read_back(module: Any, loadable: torch.Tensor) -> Any:
-    """Up to 64 columns, evenly spread from the first to the last; a loader fills rows, so that each of its slices is in all of them."""
+    """Up to 64 columns, evenly spread from the first to the last; a loader fills rows, so that each of its slices is in
+    all of them.
+    """
     outputs, inputs = loadable.shape
     columns = torch.linspace(0, inputs - 1, min(inputs, COLUMNS)).round().long()
     weight = torch.full((outputs, inputs), float("nan"), dtype=loadable.dtype)

@@ -1,8 +1,9 @@
 """One vLLM engine behind a pair of pipes: a JSON object per line in, a JSON object per line out.
 
-Commands: load, swap, prove, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and ``progress`` come before
-it, ``{"event": "failed", "error": …}`` means that the engine's state is unknown and the process ends. Every response names the
-digest of the weights it was sampled from. stdout and stderr are vLLM's and the libraries' to write to; they go to a log.
+Commands: load, swap, prove, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and
+``progress`` come before it, ``{"event": "failed", "error": …}`` means that the engine's state is unknown and the
+process ends. Every response names the digest of the weights it was sampled from. stdout and stderr are vLLM's and the
+libraries' to write to; they go to a log.
 """
 
 import json
@@ -43,7 +44,8 @@ def _read(commands: int, inbox: "queue.Queue[Message]") -> None:
     while True:
         ready = select.select([commands], [], [], 1.0)[0]
         chunk = os.read(commands, 1 << 20) if ready else b""
-        # A forked child of the engine's process may hold the pipe open after it has died, hence the parent's id as well.
+        # A forked child of the engine's process may hold the pipe open after it has died, hence the parent's id as
+        # well.
         if (ready and not chunk) or os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)
         *lines, unfinished = (unfinished + chunk).split(b"\n")
@@ -168,7 +170,8 @@ def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequ
     if args.tensor_parallel_size == 1:
         _inspect_in_process()
     if current_platform.is_cpu():
-        # A seeded request whose prompt is split over two steps ends vLLM's CPU build: its random generator has no offset.
+        # A seeded request whose prompt is split over two steps ends vLLM's CPU build: its random generator has no
+        # offset.
         args.enable_chunked_prefill = False
         args.max_num_batched_tokens = max(max_length + 1, 4096)
         args.kv_cache_memory_bytes = _cpu_cache_bytes(args, memory_share)
@@ -178,7 +181,8 @@ def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequ
 def _inspect_in_process() -> None:
     """Let vLLM look at the model class here instead of in a fresh interpreter, which would import vLLM all over again.
 
-    It does that once per architecture, to keep CUDA out of a process that may fork; this one does not, and loads the class anyway.
+    It does that once per architecture, to keep CUDA out of a process that may fork; this one does not, and loads the
+    class anyway.
     """
     from vllm.model_executor.models import registry  # type: ignore[import-not-found]
 

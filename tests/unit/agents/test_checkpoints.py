@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from hacrl_core.agents.tensorfiles import write_tensors
+from hacrl_core.agents.checkpoints import write_tensors
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 SHAPES = st.lists(st.integers(0, 5), max_size=3)

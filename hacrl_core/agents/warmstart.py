@@ -1,4 +1,8 @@
-"""Supervised warm start: teach a small model to write worked answers, up to partial competence, and save it as a checkpoint."""
+"""Warm start: first agents by supervised training, taught to write worked answers up to partial competence.
+
+They are ordinary ``transformers`` checkpoints, small enough for a demonstration. Top to bottom: the training, the model, the tokenizers.
+Both tokenizers are lossless for any text: another agent's response arrives as text, and must have token ids here too.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
-from hacrl_core.agents.warmstart.models import make_model
-from hacrl_core.agents.warmstart.tokenizers import make_tokenizer
 from hacrl_core.config.arithmetic import ArithmeticConfig, Kind
-from hacrl_core.config.warmstart import WarmstartConfig
+from hacrl_core.config.warmstart import ModelConfig, TokenizerConfig, WarmstartConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import training_problem, worked_answer
 from hacrl_core.problems.problem import Problem
@@ -27,6 +36,18 @@ PROGRESS_EVERY = 10
 PROBED = 200  # problems per kind behind the reported accuracies
 
 WarmstartProgress = Callable[[int, int, dict[str, float]], None]  # steps done, steps expected, latest metrics
+
+INIT_STD = 0.02
+
+PAD = "<|pad|>"
+END = "<|end|>"
+_ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+SPECIAL_TOKENS = (PAD, END, *_ROLES)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -182,3 +203,76 @@ def _single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model_config = AutoConfig.for_model(
+        config.architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.hidden_size // config.heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=config.tie_word_embeddings,
+        attention_dropout=0.0,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=pad,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)
+    _initialise(model, seed)
+    return model
+
+
+@torch.no_grad()
+def _initialise(model: PreTrainedModel, seed: int) -> None:
+    """Draw the weights from a generator of our own: the library draws from the process's, which other threads share."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # biases and norms
+        else:
+            parameter.normal_(0.0, INIT_STD, generator=generator)
+
+
+def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], context_length: int) -> PreTrainedTokenizerFast:
+    """A tokenizer with chat template, pad and end token; ``texts`` teach a BPE its merges, bytes need none."""
+    backend = _byte_tokenizer() if config.kind == "characters" else _bpe_tokenizer(texts, config.vocab_size)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        model_max_length=context_length,
+    )
+
+
+def _byte_tokenizer() -> Tokenizer:
+    vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *_alphabet()])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return backend
+
+
+def _bpe_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    backend = Tokenizer(models.BPE())
+    # GPT-2's pattern keeps a run of digits together and apart from signs, so merges are numbers, never "+3".
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=_alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def _alphabet() -> list[str]:
+    return sorted(pre_tokenizers.ByteLevel.alphabet())  # a set in the library: sorted, or ids change from run to run
