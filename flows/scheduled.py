@@ -1,8 +1,8 @@
 """The Prefect flow behind a deployment: a worker runs it at the scheduled time, in its own process.
 
 It adds three things to the campaign's flow. It decides how far to go, it waits for a run of the same campaign in a
-terminal, and it copies the terminal's lines into Prefect's log. Deployments that are stored in Prefect name this module,
-so it keeps its place at the top of the package.
+terminal, and it copies the terminal's lines into Prefect's log. Deployments that are stored in Prefect name this
+module, so it keeps its place at the top of the package.
 """
 
 import io

@@ -26,8 +26,8 @@ def up(
             envvar="HACRL_POSTGRES_URL",
             metavar="URL",
             show_envvar=True,
-            help="Keep the servers' state in PostgreSQL: postgresql://user:password@host:5432/hacrl creates and uses the "
-            "databases hacrl_prefect and hacrl_mlflow. Default: sqlite files in the home folder.",
+            help="Keep the servers' state in PostgreSQL: postgresql://user:password@host:5432/hacrl creates and uses "
+            "the databases hacrl_prefect and hacrl_mlflow. Default: sqlite files in the home folder.",
         ),
     ] = None,
     host: Annotated[

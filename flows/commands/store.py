@@ -1,4 +1,4 @@
-"""Commands that look after the store."""
+"""Commands for the care of the store."""
 
 import re
 from typing import Annotated
@@ -12,7 +12,7 @@ from hacrl_core.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after the store: what is in it, whether it is whole, what may go.",
+    help="Look after the store: what is in it, whether it is intact, what may go.",
 )
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 VersionArgument = Annotated[str, typer.Argument(help="campaign/agent@version, e.g. demo/ada@12.")]
@@ -28,7 +28,7 @@ def ls(
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """List what is in the store, by campaign, agent and stage, with size and age."""
+    """List the artifacts in the store by campaign, agent and stage, with size and age."""
     from flows.store.inspect import show_ls, show_versions
 
     if versions:
@@ -40,7 +40,7 @@ def ls(
 @app.command("du")
 @one_line_errors
 def du(json: JsonOption = False, home: HomeOption = None) -> None:
-    """Show how much disk each campaign takes, and how much of it alone."""
+    """Show how much disk space each campaign takes, and how much of it no other campaign shares."""
     from flows.store.inspect import show_du
 
     show_du(Console(), Home.find(home), json)
@@ -50,12 +50,12 @@ def du(json: JsonOption = False, home: HomeOption = None) -> None:
 @one_line_errors
 def verify(
     repair: Annotated[
-        bool, typer.Option("--repair", help="Set damaged artifacts aside; running a campaign again makes them anew.")
+        bool, typer.Option("--repair", help="Set damaged artifacts aside; running a campaign again recomputes them.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Check every artifact against its manifest, every byte hashed. Exit code 1 if anything is damaged."""
-    from flows.store.verify import verify_store
+    """Check every artifact against its manifest, hashing every byte. Exit code 1 if anything is damaged."""
+    from flows.store.inspect import verify_store
 
     raise typer.Exit(verify_store(Console(), Home.find(home), repair))
 
@@ -63,38 +63,38 @@ def verify(
 @app.command("gc")
 @one_line_errors
 def gc(
-    yes: Annotated[bool, typer.Option("--yes", help="Really delete; without it only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Really delete; without it, only show what would go.")] = False,
     campaign: Annotated[
-        str | None, typer.Option(help="Only versions of this campaign, nothing else; all campaigns unless given.")
+        str | None, typer.Option(help="Only versions of this campaign, nothing else. Default: all campaigns.")
     ] = None,
     keep_last: Annotated[
-        int | None, typer.Option(min=1, help="Keep the newest so many versions of each agent.")
+        int | None, typer.Option(min=1, help="Keep this many of the newest versions of each agent.")
     ] = None,
     keep_best: Annotated[
         bool, typer.Option("--keep-best", help="Keep the version that @best means: best on the campaign's benchmarks.")
     ] = False,
-    keep_every: Annotated[int | None, typer.Option(min=1, help="Keep one version every so many iterations.")] = None,
-    grace: Annotated[str, typer.Option(help="Spare what was made or used within this time: 90s, 30m, 1h, 7d.")] = "1h",
+    keep_every: Annotated[int | None, typer.Option(min=1, help="Keep one version every this many iterations.")] = None,
+    grace: Annotated[str, typer.Option(help="Keep what was made or used within this time: 90s, 30m, 1h, 7d.")] = "1h",
     home: HomeOption = None,
 ) -> None:
-    """Delete what no campaign needs: files of old versions, by the keep policy, and artifacts that no campaign's record names.
+    """Delete what no campaign needs: files of old versions, by the keep policy, and artifacts that no record names.
 
-    The policy is each campaign's own ([bold]keep[/bold] in its config; all versions without it), or what --keep-… says here. First, last and
-    pinned versions always stay, and so does everything of a campaign that is running. Of a version only the files go: the campaign still
-    counts as complete and is not run again.
+    The policy is each campaign's own ([bold]keep[/bold] in its config; all versions without it), or what --keep-…
+    says here. First, last and pinned versions always stay, and so does everything of a campaign that is running. Of a
+    version only the files go: the campaign still counts as complete and is not run again.
     """
-    from flows.store.gc import clean
+    from flows.store.gc import collect_garbage
     from hacrl_core.config.keeping import KeepConfig
 
     given = keep_last is not None or keep_best or keep_every is not None
     policy = KeepConfig(last=keep_last or 1, best=keep_best, every=keep_every) if given else None
-    clean(Console(), Home.find(home), policy, campaign, _seconds(grace), really=yes)
+    collect_garbage(Console(), Home.find(home), policy, campaign, _seconds(grace), really=yes)
 
 
 @app.command("pin")
 @one_line_errors
 def pin(version: VersionArgument, home: HomeOption = None) -> None:
-    """Keep a version's files whatever the policy says."""
+    """Keep a version's files, whatever the policy says."""
     from flows.store import pins
 
     Console().print(pins.pin(Home.find(home), version), highlight=False, soft_wrap=True)
@@ -103,7 +103,7 @@ def pin(version: VersionArgument, home: HomeOption = None) -> None:
 @app.command("unpin")
 @one_line_errors
 def unpin(version: VersionArgument, home: HomeOption = None) -> None:
-    """Leave a version to the policy again."""
+    """Let the policy decide about a version again."""
     from flows.store import pins
 
     Console().print(pins.unpin(Home.find(home), version), highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from flows.run.session import run_in_session
 from flows.run.signals import raise_on_signals
 from flows.scheduling.api import forget_events, prefect_api
 from flows.stage_calls import StageCalls
-from flows.store.collect import collector
+from flows.store.gc import collector
 from flows.tracking.feed import Tracker
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from flows.views.live import Display
@@ -261,9 +261,9 @@ def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
 
 
 def _show_disk_estimate(campaign: OpenCampaign) -> None:
-    from flows.store.space import tell_need
+    from flows.store.space import disk_estimate
 
-    need, warning = tell_need(campaign.config, campaign.home, campaign.store, campaign.record.entries(), campaign.calls)
+    need, warning = disk_estimate(campaign.config, campaign.home, campaign.store, campaign.record.entries(), campaign.calls)
     campaign.display.console.print(need, style="dim", highlight=False, soft_wrap=True)
     if warning is not None:
         campaign.display.warn(warning)

@@ -43,8 +43,8 @@ def require_credentials(host: str, credentials: str | None) -> None:
     """Refuse to listen on a host that other machines can reach without credentials."""
     if credentials is None and not LOOPBACK.match(host):
         raise ConfigError(
-            f"--host {host}: other machines could reach the servers; put user:password into {VARIABLE} or into the home "
-            "folder's file credentials (chmod 600), or stay on 127.0.0.1 and use an SSH tunnel"
+            f"--host {host}: other machines could reach the servers; put user:password into {VARIABLE} or into the "
+            "home folder's file credentials (chmod 600), or stay on 127.0.0.1 and use an SSH tunnel"
         )
 
 

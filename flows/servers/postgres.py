@@ -43,8 +43,8 @@ def check_address(url: str) -> None:
         and not parts.fragment
     ):
         raise ConfigError(
-            "--postgres: not of the form postgresql://user:password@host:5432/hacrl with a name of letters, digits and _; "
-            "in a password write @ as %40, / as %2F, # as %23, % as %25"
+            "--postgres: not of the form postgresql://user:password@host:5432/hacrl with a name of letters, digits and "
+            "_; in a password write @ as %40, / as %2F, # as %23, % as %25"
         )
     if unknown := [key for key, _ in parse_qsl(parts.query) if key not in _OPTIONS]:
         raise ConfigError(f"--postgres: option {unknown[0]} is not known; known are {', '.join(_OPTIONS)}")
@@ -103,8 +103,8 @@ def ensure_databases(url: str) -> None:
                     cursor.execute(f'create database "{name}"')
     except psycopg2.Error as problem:
         raise ConfigError(
-            f"--postgres {without_password(url)}: {str(problem).strip().splitlines()[0]}; let its user create databases, "
-            f"or create {database_name(url, 'prefect')} and {database_name(url, 'mlflow')} yourself"
+            f"--postgres {without_password(url)}: {str(problem).strip().splitlines()[0]}; let its user create "
+            f"databases, or create {database_name(url, 'prefect')} and {database_name(url, 'mlflow')} yourself"
         ) from None
     finally:
         connection.close()

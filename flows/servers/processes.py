@@ -1,7 +1,8 @@
 """Processes that cannot be mistaken for others.
 
 A process id counts only with its start time, and every process that ``hacrl up`` started, down to the last grandchild,
-carries a token in its environment. So ``hacrl down`` never signals a process that reused an old id, and leaves no orphan.
+carries a token in its environment. So ``hacrl down`` never signals a process that reused an old id, and leaves no
+orphan.
 """
 
 import contextlib

@@ -23,8 +23,8 @@ from hacrl_core.errors import HacrlError
 # The supervisor waits 20 seconds for the worker.
 STOP_SECONDS = 12.0
 LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
-# With its own command a campaign is one process below the worker. Prefect's default adds a process in between that loads
-# code from storage; ours is installed.
+# With its own command a campaign is one process below the worker. Prefect's default adds a process in between that
+# loads code from storage; ours is installed.
 COMMAND = "python -m prefect.engine"
 
 
@@ -60,8 +60,8 @@ def serve_prefect(options: argparse.Namespace) -> None:
 def _let_runs_of_removed_deployments_end() -> None:
     """Work around a bug of Prefect 3.8.8.
 
-    A deployment that is removed while it runs takes its concurrency limit along. Prefect then fails to release the run's
-    slot, answers every change of its state with an error, and the run stays *Running* for ever.
+    A deployment that is removed while it runs takes its concurrency limit along. Prefect then fails to release the
+    run's slot, answers every change of its state with an error, and the run stays *Running* for ever.
     """
     from prefect.server.orchestration import core_policy
 

@@ -26,7 +26,7 @@ from flows.servers.processes import (
 )
 from flows.servers.state import NAMES, State, answers, log_file, read_state, state_file
 from flows.servers.supervisor import ServerOptions, Supervisor, python_path, start_detached
-from flows.store.survey import campaign_places, running_sweeps
+from flows.store.survey import recorded_campaigns, running_sweeps
 from flows.views.text import duration
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.errors import ConfigError, HacrlError
@@ -258,7 +258,7 @@ def _last_log_line(home: Home, name: str) -> str:
 def _running_campaigns(home: Home) -> Iterator[tuple[str, int]]:
     """Name and process id of every campaign and sweep that runs in this home."""
     places = [(f"sweep {folder.name}", folder) for folder in running_sweeps(home)]
-    campaigns = filter(is_running, campaign_places(home))
+    campaigns = filter(is_running, recorded_campaigns(home))
     places += [(f"campaign {folder.relative_to(home.campaigns).as_posix()}", folder) for folder in campaigns]
     for name, folder in places:
         number = holder(folder / "running.lock").rpartition(" ")[2]

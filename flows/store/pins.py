@@ -1,5 +1,8 @@
-"""Pinned versions: they keep their files whatever a policy says, until they are unpinned. A pin names the artifact, not only the number: it
-holds also when the campaign goes on with other settings."""
+"""Pinned versions keep their files, whatever a keep policy says, until they are unpinned.
+
+A pin names the artifact, not only the version's number, so it also holds when the campaign continues with other
+settings.
+"""
 
 import json
 import os
@@ -14,6 +17,8 @@ from hacrl_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Pin:
+    """A pinned version of an agent, and the artifact behind it."""
+
     agent: str
     version: int
     stage: str
@@ -21,30 +26,33 @@ class Pin:
 
 
 def read_pins(folder: Path) -> list[Pin]:
+    """Return the pins of the campaign in this folder."""
     try:
         return [Pin(**raw) for raw in json.loads((folder / "pins.json").read_text())]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError):
-        raise ConfigError(f"{folder / 'pins.json'}: cannot be read; mend or delete it, then pin again") from None
+        raise ConfigError(f"{folder / 'pins.json'}: cannot be read; repair or delete it, then pin again") from None
 
 
 def pin(home: Home, name: str) -> str:
+    """Pin the version ``campaign/agent@number``; return a line for the user."""
     folder, found = _find(home, name)
     if Store(home.store).is_collected(found.stage, found.key):
-        raise ConfigError(f"{name}: its files were collected already; there is nothing to pin")
+        raise ConfigError(f"{name}: its files have already been collected; there is nothing to pin")
     others = [p for p in read_pins(folder) if p.key != found.key]
     _write(folder, [*others, found])
     return f"{name} is pinned: its files stay until hacrl store unpin {name}"
 
 
 def unpin(home: Home, name: str) -> str:
+    """Remove the pin of ``campaign/agent@number``; return a line for the user."""
     folder, agent, version = _parse(home, name)
     pins = read_pins(folder)
     left = [p for p in pins if (p.agent, p.version) != (agent, version)]
     if len(left) == len(pins):
         known = ", ".join(f"{folder.name}/{p.agent}@{p.version}" for p in pins) or "none"
-        raise ConfigError(f"{name}: is not pinned; pinned here: {known}")
+        raise ConfigError(f"{name}: not pinned; pinned here: {known}")
     _write(folder, left)
     return f"{name} is no longer pinned; the keep policy decides"
 

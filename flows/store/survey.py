@@ -1,7 +1,8 @@
-"""Whose artifacts are whose: reads every campaign's record and says which files must stay, which may be collected and which nobody knows.
+"""Which campaign needs which artifacts, read from every campaign's record.
 
-*Needed*: files stay. *Known*: a record names the artifact, but no keep policy wants its files; the manifest stays, so that the campaign is not
-run again. What is neither is garbage. A campaign that runs, or that this version cannot read, needs everything it ever recorded.
+*Needed*: the artifact's files stay. *Known*: a record names the artifact, but no keep policy wants its files; the
+manifest stays, so that the campaign is not run again. What is neither is garbage. A campaign that runs, or that this
+version of hacrl cannot read, needs everything that it ever recorded.
 """
 
 import json
@@ -22,43 +23,50 @@ from hacrl_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Version:
-    """One version of an agent, by the iterations behind it."""
+    """One version of an agent; its number counts the iterations behind it."""
 
     agent: str
     number: int
     stage: str
     key: str
-    accuracy: float | None  # mean over the campaign's benchmarks
+    # The mean over the campaign's benchmarks.
+    accuracy: float | None
     pinned: bool
-    kept: bool  # by the policy, because it is pinned, or for a benchmark still to come
+    # By the policy, by a pin, or for an evaluation that is still pending.
+    kept: bool
 
 
 @dataclass
 class Campaign:
-    """What one campaign's record says."""
+    """The artifacts that one campaign's record names."""
 
     name: str
     running: bool
     needed: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
-    entries: list[tuple[str, str, str]] = field(
-        default_factory=list
-    )  # (stage, agent, key) of the last entry of each label
+    # (stage, agent, key) of the last entry of each label.
+    entries: list[tuple[str, str, str]] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     policy: KeepConfig | None = None
 
+    @property
+    def keys(self) -> set[str]:
+        """The keys of the last entries."""
+        return {key for _, _, key in self.entries}
 
-def campaign_places(home: Home) -> list[Path]:
-    """Campaigns' folders, also those of a sweep that lie deeper."""
+
+def recorded_campaigns(home: Home) -> list[Path]:
+    """Return the folders of all campaigns that have a record, including the cells of sweeps."""
     return sorted({path.parent for path in home.campaigns.rglob("stages.jsonl")})
 
 
 def running_sweeps(home: Home) -> list[Path]:
-    """Folders of the sweeps that run; their cells are campaigns, but what they make first is in no campaign's record yet."""
+    """Return the folders of the sweeps that run. No campaign's record names their first artifacts yet."""
     return sorted(filter(is_running, (home.root / "sweeps").glob("*")))
 
 
-def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
+def survey_campaign(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
+    """Return what the campaign in this folder needs; ``override`` replaces its keep policy."""
     lines = list(_lines(folder / "stages.jsonl"))
     running = is_running(folder)
     name = folder.relative_to(home.campaigns).as_posix()
@@ -68,7 +76,8 @@ def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | No
     pins = read_pins(folder)
     try:
         history = read_history(store, folder)
-    except (ConfigError, TypeError):  # of another version of hacrl: not ours to judge
+    except (ConfigError, TypeError):
+        # Another version of hacrl wrote it, so all of it stays.
         found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
         return found
     found.policy = override or history.config.keep
@@ -77,12 +86,12 @@ def read_place(home: Home, store: Store, folder: Path, override: KeepConfig | No
         found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
         return found
     found.known = {v.key for v in found.versions if not v.kept}
-    found.needed = ({key for _, _, key in found.entries} - found.known) | {p.key for p in pins}
+    found.needed = (found.keys - found.known) | {p.key for p in pins}
     return found
 
 
 def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) -> list[Version]:
-    """Every agent's versions, and whether they keep their files."""
+    """Return every agent's versions, and whether they keep their files."""
     pinned = {p.key for p in pins}
     evaluated = {(h.entry.agent, h.entry.variant, h.step) for h in history.finished if h.entry.stage == "evaluate"}
     found = []
@@ -95,7 +104,7 @@ def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) 
                 policy is None
                 or entry.key in pinned
                 or policy.keeps(number, len(versions) - 1, best)
-                or _evaluation_due(history.config, agent, number, evaluated)
+                or _evaluation_pending(history.config, agent, number, evaluated)
             )
             found.append(
                 Version(agent, number, entry.stage, entry.key, accuracy.get(number), entry.key in pinned, kept)
@@ -103,8 +112,8 @@ def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) 
     return found
 
 
-def _evaluation_due(config: CampaignConfig, agent: str, number: int, evaluated: set[tuple[str, str, int]]) -> bool:
-    """Whether a benchmark of this version is still to come."""
+def _evaluation_pending(config: CampaignConfig, agent: str, number: int, evaluated: set[tuple[str, str, int]]) -> bool:
+    """Whether this version is still to be evaluated on a benchmark."""
     settings = config.agents[agent]
     iteration = number + settings.joins
     last = min(settings.leaves or config.iterations, config.iterations)
@@ -114,17 +123,19 @@ def _evaluation_due(config: CampaignConfig, agent: str, number: int, evaluated: 
 
 @dataclass(frozen=True)
 class Survey:
+    """What all campaigns of a home need together."""
+
     campaigns: list[Campaign]
     needed: set[str]
     known: set[str]
 
 
 def survey(home: Home, store: Store, override: KeepConfig | None = None, only: str | None = None) -> Survey:
-    """All campaigns together. ``override`` replaces the policies of all campaigns, or of the one named by ``only``."""
+    """Return what all campaigns need; ``override`` replaces the policy of all, or of the one named by ``only``."""
     campaigns = []
-    for folder in campaign_places(home):
+    for folder in recorded_campaigns(home):
         name = folder.relative_to(home.campaigns).as_posix()
-        campaigns.append(read_place(home, store, folder, override if only in (None, name) else None))
+        campaigns.append(survey_campaign(home, store, folder, override if only in (None, name) else None))
     evaluated, adopted = _evaluations(home)
     needed = set().union(*(c.needed for c in campaigns)) | evaluated
     known = set().union(*(c.known for c in campaigns)) | adopted
@@ -132,15 +143,17 @@ def survey(home: Home, store: Store, override: KeepConfig | None = None, only: s
 
 
 def _evaluations(home: Home) -> tuple[set[str], set[str]]:
-    """Results of ``hacrl eval``, which no campaign records, and the checkpoints that were taken in for them: the results stay; of the
-    checkpoints the manifests, which is all that showing a result again needs."""
+    """Return the keys of ``hacrl eval``'s results and of the checkpoints imported for them; no campaign records these.
+
+    The results stay. Of the checkpoints only the manifests stay, which is all that showing a result again needs.
+    """
     rows = [raw for raw in _lines(evaluations_log(home)) if raw.get("key")]
     results = {str(raw["key"]) for raw in rows if raw.get("stage") == "evaluate"}
     return results, {str(raw["key"]) for raw in rows} - results
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whatever version wrote them: only what clean-up needs is read."""
+    """Read only what clean-up needs, so that lines of any version of hacrl can be read."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -149,6 +162,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             raw = json.loads(line)
         except ValueError:
-            continue  # torn by a crash
+            # Cut off by a crash.
+            continue
         if isinstance(raw, dict) and "key" in raw:
             yield raw

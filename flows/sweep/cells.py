@@ -20,7 +20,7 @@ from flows.run.placement import placements_of
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
-from flows.store.collect import collector
+from flows.store.gc import collector
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.store import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig

@@ -1,6 +1,6 @@
-"""What MLflow shows of a campaign beside its metrics: datasets, sample rollouts as a table, figures, the report.
+"""What MLflow shows of a campaign beside its metrics: datasets, a table of sample rollouts, figures and the report.
 
-Files are written over the ones of the same name, and inputs merge by their digest, so that replaying leaves no second copy.
+Files replace those of the same name, and inputs merge by their digest, so replaying leaves no duplicates.
 """
 
 import getpass
@@ -19,18 +19,24 @@ from hacrl_core.errors import ArtifactError
 
 TABLE = "rollouts.json"
 PARENT = ""
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # MLflow opens it as training, not as chat
-_PROMPTS = 12  # in the table of sample rollouts
+# With this tag MLflow opens the experiment as training, not as chat.
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+# In the table of sample rollouts.
+_PROMPTS = 12
 
 
 def run_tags(config: CampaignConfig, agent: str) -> dict[str, str]:
-    """What MLflow shows at the head of a run: who, from where, and what it is."""
+    """Return the tags that MLflow shows at the head of a run: a description, the user and the source."""
     settings = config.agents.get(agent)
     if settings is None:
-        about = f"Campaign **{config.name}**: {', '.join(config.agents)} learn together with {config.preset}, {config.iterations} iterations."
+        agents = ", ".join(config.agents)
+        about = (
+            f"Campaign **{config.name}**: {agents} learn together with {config.preset}, {config.iterations} iterations."
+        )
     else:
         origin = "a warm start" if settings.checkpoint is None else settings.checkpoint.path
-        about = f"Agent **{agent}** of the campaign **{config.name}**, from {origin}. Its versions: model `{config.name}.{agent}`."
+        model = f"{config.name}.{agent}"
+        about = f"Agent **{agent}** of the campaign **{config.name}**, from {origin}. Its versions: model `{model}`."
     how = f"Charts and examples: `report.html` among the artifacts of the campaign's run, or `hacrl report {config.name}`."
     return {
         "mlflow.note.content": f"{about}\n\n{how}",
@@ -41,20 +47,25 @@ def run_tags(config: CampaignConfig, agent: str) -> dict[str, str]:
 
 
 class Gallery:
-    """Begins with what the campaign has done already, and is fed with what it does."""
+    """The exhibits of one campaign. It starts with the campaign's history and is fed with new entries."""
 
     def __init__(self, client: Any, history: History, runs: dict[str, str]) -> None:
-        self._client, self._runs, self._config, self._store = client, runs, history.config, history.store
+        self._client = client
+        self._runs = runs
+        self._config = history.config
+        self._store = history.store
         self._entries = {finished.entry.label: finished.entry for finished in history.finished}
         self._inputs: set[tuple[str, str]] = set()
 
     def log(self, entries: Sequence[Entry]) -> None:
+        """Send new datasets, and the table of rollouts after an evaluation."""
         self._entries.update({entry.label: entry for entry in entries})
         self._log_inputs(entries)
         if any(entry.stage == "evaluate" and entry.iteration for entry in entries):
             self._log_table()
 
     def finish(self) -> None:
+        """Send everything: datasets, table, figures and report."""
         self._log_inputs(self._entries.values())
         self._log_table()
         self._log_figures()
@@ -62,7 +73,7 @@ class Gallery:
     # -- datasets --------------------------------------------------------------------------------------------------
 
     def _log_inputs(self, entries: Iterable[Entry]) -> None:
-        """The problems of training and of each benchmark, by the digests that the stages themselves recorded."""
+        """Send the problems of training and of each benchmark, by the digests that the stages recorded."""
         fresh = []
         for entry in entries:
             if entry.stage not in ("sample", "evaluate"):
@@ -89,7 +100,8 @@ class Gallery:
         rows = metrics.get(f"evaluate/{name}/problems")
         dataset = Dataset(
             name=name,
-            digest=digest[:32],  # MLflow takes no more than 36 characters
+            # MLflow takes no more than 36 characters.
+            digest=digest[:32],
             source_type="hacrl",
             source=json.dumps(settings),
             profile=json.dumps({"num_rows": int(rows)}) if rows else None,
@@ -100,7 +112,7 @@ class Gallery:
     # -- cost ------------------------------------------------------------------------------------------------------
 
     def costs(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Any]]:
-        """Responses and tokens up to an iteration, each agent's and everybody's, to draw accuracy against."""
+        """Yield responses and tokens up to an iteration, of each agent and of all, to plot accuracy against."""
         from mlflow.entities import Metric
 
         self._entries.update({entry.label: entry for entry in entries})
@@ -144,11 +156,11 @@ class Gallery:
         for agent, run in self._runs.items():
             own = rows if agent == PARENT else [row for row in rows if row[2] == agent]
             self._client.log_text(run, json.dumps({"columns": columns, "data": own}), TABLE)
-            # MLflow's own log_table appends to what is there, and a replay would double it; the tag makes the file a table.
+            # MLflow's own log_table appends, so a replay would double the rows. The tag makes the file a table.
             self._client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
 
     def _log_figures(self) -> None:
-        """The learning curves as a picture; everything else is in the report, which MLflow shows as a page."""
+        """Send the learning curves as a picture, and the report, which MLflow shows as a page."""
         from flows.report.charts import draw_learning_curves
         from flows.report.page import PAGE, render
 
@@ -165,4 +177,5 @@ class Gallery:
         try:
             return self._store.manifest(entry.stage, entry.key)
         except ArtifactError:
-            return None  # cleaned away
+            # Deleted since.
+            return None

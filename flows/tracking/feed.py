@@ -1,7 +1,7 @@
 """Feeds MLflow while a campaign runs, from its own thread, so that training never waits for MLflow.
 
-A server that is away, dies or hangs costs one warning. What could not be sent is kept and retried. What is still missing
-at the end is sent by the next run or by ``hacrl track sync``: every call may be repeated without harm.
+A server that is away, dies or hangs costs one warning. What could not be sent is kept and retried. What is still
+missing at the end is sent by the next run or by ``hacrl track sync``: every call may be repeated without harm.
 """
 
 import queue

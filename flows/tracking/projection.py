@@ -104,7 +104,7 @@ class Projection:
         self._beside(lambda: self._gallery.log(entries))
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Send everything again, unless the parent run's tag says that MLflow has it. Return whether anything was sent."""
+        """Send everything again, unless the parent run's tag says that MLflow has it; return whether it was sent."""
         tags = self._client.get_run(self._runs[PARENT]).data.tags
         if tags.get("hacrl.complete") == content_of(entries):
             return False
@@ -251,7 +251,7 @@ def quiet_environment() -> None:
 
 
 def tracking_uri(config: CampaignConfig, home: Home) -> str:
-    """Return where MLflow is: the config's server, MLFLOW_TRACKING_URI, the server of ``hacrl up``, or the home's sqlite file.
+    """Return the config's server, else MLFLOW_TRACKING_URI, the server of ``hacrl up``, or the home's sqlite file.
 
     The server of ``hacrl up`` uses the same file by default.
     """

@@ -1,8 +1,9 @@
 """Agents in MLflow's model registry: every version that the store keeps, without a copy of its weights.
 
-A registered model is named ``campaign.agent`` (a slash is not allowed there). A version's source is the artifact's folder in the store; its tags say
-which campaign, iteration and version it comes from. ``models:/campaign.agent@latest`` is MLflow's own alias for the highest number, ``@best`` is set
-here. Known versions are found by their key, so that replaying makes no second one.
+A registered model is named ``campaign.agent`` (a slash is not allowed there). A version's source is the artifact's
+folder in the store; its tags name the campaign, iteration and version. ``models:/campaign.agent@latest`` is MLflow's
+own alias for the highest number, ``@best`` is set here. Registered versions are found by their key, so replaying
+creates no duplicates.
 """
 
 import statistics
@@ -20,28 +21,41 @@ from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
 
 SCHEME = "hacrl-store"
-PATIENCE = 10  # iterations without an evaluation before versions are registered all the same
+# Iterations without an evaluation after which versions are registered all the same.
+PATIENCE = 10
 _PAGE = 1000
 
 
 class StoreRepository(LocalArtifactRepository):  # type: ignore[misc]
-    """A folder of the store under a name that MLflow's servers accept: they refuse plain paths. Where the store is not mounted, it is not found."""
+    """A folder of the store under a scheme that MLflow's servers accept; they refuse plain paths.
+
+    The folder is found only where the store is mounted.
+    """
 
     def __init__(self, artifact_uri: str, *args: Any, **more: Any) -> None:
         super().__init__(artifact_uri.removeprefix(f"{SCHEME}://"), *args, **more)
 
 
 class Registry:
-    """Fed with a campaign's entries in their order. Versions are registered when something new is known of them, an evaluation, or every
-    ten iterations: what a keep policy collects in between never gets there."""
+    """Registers the versions of a campaign's agents.
+
+    It is fed with the campaign's entries in their order. Versions are registered after an evaluation or every ten
+    iterations, so those that a keep policy collects in between are never registered.
+    """
 
     def __init__(self, client: Any, history: History, uri: str, runs: dict[str, str]) -> None:
-        self._client, self._runs, self._config, self._store = client, runs, history.config, history.store
+        self._client = client
+        self._runs = runs
+        self._config = history.config
+        self._store = history.store
         self._through_server = uri.startswith(("http://", "https://"))
-        self._known: dict[str, dict[str, int]] = {}  # model → key of the artifact → MLflow's number
-        self._best: dict[str, int | None] = {}  # model → number that has the alias
-        # agent → iterations behind it → (stage, key); agent, iterations → benchmark → accuracy
+        # Model → key of the artifact → MLflow's number.
+        self._known: dict[str, dict[str, int]] = {}
+        # Model → number of the version with the alias.
+        self._best: dict[str, int | None] = {}
+        # Agent → iterations behind the version → (stage, key).
         self._versions = {a: {n: (e.stage, e.key) for n, e in enumerate(history.versions[a])} for a in history.agents}
+        # Agent and iterations → benchmark → accuracy.
         self._accuracy: dict[tuple[str, int], dict[str, float]] = {}
         for agent in history.agents:
             for benchmark in history.benchmarks:
@@ -51,6 +65,7 @@ class Registry:
         self._waiting = 0
 
     def log(self, entries: Iterable[Entry]) -> None:
+        """Take in new entries, and register versions when an evaluation is among them or many are waiting."""
         evaluated = False
         for entry in entries:
             if entry.agent not in self._config.agents:
@@ -66,7 +81,7 @@ class Registry:
             self.flush()
 
     def flush(self) -> None:
-        """Register what is kept and not there yet, take out what is no longer kept, set the alias."""
+        """Register new versions that have files, delete those that no longer have, and set the alias."""
         self._waiting = 0
         for agent, versions in self._versions.items():
             if not versions:
@@ -80,7 +95,8 @@ class Registry:
                 elif not kept and key in known:
                     self._client.delete_model_version(model, str(known.pop(key)))
             newest = versions[max(versions)]
-            # MLflow's own @latest is the highest number; a campaign may come back to settings, and versions, it had before.
+            # MLflow's own @latest is the highest number, but a campaign may return to settings, and versions, that it
+            # had before.
             if newest[1] in known and known[newest[1]] < max(known.values()):
                 self._create(agent, max(versions), *newest)
             self._mark_best(agent)
@@ -107,7 +123,8 @@ class Registry:
             "hacrl.version": str(number),
             "hacrl.key": manifest.key,
             "hacrl.content": manifest.content_digest,
-            "hacrl.parent": manifest.identity.inputs.get("agent", ""),  # content of the version it was made from
+            # The content of the version that it was made from.
+            "hacrl.parent": manifest.identity.inputs.get("agent", ""),
             "hacrl.algorithm": self._config.preset,
             "hacrl.folder": str(folder),
             "hacrl.commit": manifest.provenance.commit,
@@ -115,7 +132,7 @@ class Registry:
         return {name: value for name, value in found.items() if value}
 
     def _mark_best(self, agent: str) -> None:
-        """The alias, and the accuracy beside the version; the later of equals, as ``hacrl export`` chooses."""
+        """Set the alias and the accuracy of the best version; of equals the later, as ``hacrl export`` chooses."""
         wanted = {benchmark.name for benchmark in self._config.evaluate.benchmarks}
         means = {
             number: statistics.fmean(found.values())
@@ -125,14 +142,15 @@ class Registry:
         if not means:
             return
         model, best = self._model(agent), max(means, key=lambda number: (means[number], number))
-        version = self._known[model].get(self._versions[agent][best][1])  # None: not kept, and nobody else is the best
+        # None where the best has no files; then no other version gets the alias.
+        version = self._known[model].get(self._versions[agent][best][1])
         if version is not None and self._best.get(model) != version:
             self._client.set_registered_model_alias(model, "best", str(version))
             self._client.set_model_version_tag(model, str(version), "hacrl.accuracy", f"{means[best]:.4f}")
         self._best[model] = version
 
     def _registered(self, model: str) -> dict[str, int]:
-        """By key; asked for once, then kept up to date by us: a campaign has one writer."""
+        """Return MLflow's numbers by key. They are asked for once: a campaign has one writer, which keeps them."""
         if model not in self._known:
             self._known[model] = self._find(model)
         return self._known[model]

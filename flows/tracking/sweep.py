@@ -1,4 +1,4 @@
-"""A sweep in MLflow: a parent run, and below it the runs of every cell, replayed from the manifests when it is finished."""
+"""A sweep in MLflow: a parent run, and below it the runs of every cell, replayed when the cell is finished."""
 
 import threading
 import time

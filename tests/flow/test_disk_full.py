@@ -13,8 +13,8 @@ from rich.console import Console
 from flows.home import Home
 from flows.record.record import read_entries
 from flows.stage_calls import StageCalls
-from flows.store.space import estimate, tell_need
-from flows.store.verify import verify_store
+from flows.store.inspect import verify_store
+from flows.store.space import disk_estimate, estimate
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.removal import size_of
 from hacrl_core.errors import StageError
@@ -103,10 +103,10 @@ def test_the_estimate_is_near_what_a_campaign_takes_and_says_when_the_disk_is_sm
     assert {count for _, count in kept.versions.values()} == {3}  # the first, the last and the one being written
     longer = estimate(campaign(iterations=5), Store(undisturbed.store), entries, calls(config))
     assert {count for _, count in longer.versions.values()} == {3}
-    line, warning = tell_need(config, empty, Store(empty.store), [], calls(config))
+    line, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
     assert line.startswith("disk: needs about ")
     assert warning is None
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
-    _, warning = tell_need(config, empty, Store(empty.store), [], calls(config))
+    _, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
     assert "1.0 kB free, and the campaign needs about" in warning
     assert "--set keep.last=2" in warning

@@ -15,8 +15,8 @@ from flows.agents.find import Changes
 from flows.home import Home
 from flows.record.record import Record
 from flows.store import pins
-from flows.store.collect import carry_out, plan
-from flows.store.verify import verify_store
+from flows.store.gc import carry_out, plan
+from flows.store.inspect import verify_store
 from hacrl_core.artifacts import Store
 from hacrl_core.config.keeping import KeepConfig
 from hacrl_core.errors import ConfigError, NewerArtifactError
@@ -93,7 +93,7 @@ def test_damage_of_any_kind_is_found_by_verify_and_mended_bit_for_bit_by_the_nex
     console = spoken()
     assert verify_store(console, home, repair=False) == (0 if damage is lose_all else 1)
     said = console.export_text()
-    assert ("3 in campaigns' records are not there" if damage is lose_all else "3 damaged") in said
+    assert ("3 in campaigns' records are missing" if damage is lose_all else "3 damaged") in said
     assert sorted(run_here(campaign(), home)) == sorted(hit)  # what depends on them is not run again
     assert capsys.readouterr().out.count("damaged artifact set aside") == (0 if damage is lose_all else 3)
     assert digests(home, "tiny") == digests(finished, "tiny")
