@@ -37,9 +37,9 @@ def run_tags(config: CampaignConfig, agent: str) -> dict[str, str]:
         origin = "a warm start" if settings.checkpoint is None else settings.checkpoint.path
         model = f"{config.name}.{agent}"
         about = f"Agent **{agent}** of the campaign **{config.name}**, from {origin}. Its versions: model `{model}`."
-    how = f"Charts and examples: `report.html` among the artifacts of the campaign's run, or `hacrl report {config.name}`."
+    report = f"`report.html` among the artifacts of the campaign's run, or `hacrl report {config.name}`"
     return {
-        "mlflow.note.content": f"{about}\n\n{how}",
+        "mlflow.note.content": f"{about}\n\nCharts and examples: {report}.",
         "mlflow.source.name": "hacrl run",
         "mlflow.user": getpass.getuser(),
         "hacrl.algorithm": config.preset,
