@@ -160,7 +160,7 @@ def _table_bytes(config: CampaignConfig, history: History) -> float:
     """Return the bytes of one iteration's tables: measured, else as if every response had its full length."""
     made = [
         h.manifest.bytes
-        for h in history.happened
+        for h in history.finished
         if h.entry.stage not in VERSION_STAGES and h.entry.iteration is not None
     ]
     if history.done and made:
