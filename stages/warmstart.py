@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.problems import ArithmeticConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 

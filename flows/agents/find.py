@@ -14,11 +14,10 @@ from flows.record.record import Entry
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.agents import CheckpointConfig
-from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import read_yaml, validate
-from hacrl_core.config.problems import ArithmeticProblems, PresetName
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, PresetName
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError
 from hacrl_core.problems import load_problems

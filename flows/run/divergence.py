@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hacrl_core.config.divergence import CollapseConfig, DivergenceConfig
+from hacrl_core.config.operation import CollapseConfig, DivergenceConfig
 from hacrl_core.errors import DivergenceError
 from stages.spec import Outcome, StageCall
 

@@ -28,7 +28,7 @@ from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
 from hacrl_core.artifacts.removal import collect, last_used, remove, size_of
 from hacrl_core.artifacts.store import COLLECTED, MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.config.keeping import KeepConfig
+from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ArtifactError, HacrlError, NewerArtifactError
 
 LEFTOVERS = {

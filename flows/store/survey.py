@@ -17,7 +17,7 @@ from flows.record.record import evaluations_log, is_running
 from flows.store.pins import Pin, read_pins
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.config.keeping import KeepConfig
+from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hacrl_core.config.arithmetic import ArithmeticConfig, Kind
+from hacrl_core.config.problems import ArithmeticConfig, Kind
 from hacrl_core.config.warmstart import ModelConfig, TokenizerConfig, WarmstartConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import training_problem, worked_answer

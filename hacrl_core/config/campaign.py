@@ -1,63 +1,29 @@
 """A campaign: which agents learn what together, how, and for how long."""
 
-from typing import Annotated, Any, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Self, TypeVar
 
-from pydantic import Field, PositiveInt, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
-from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
-from hacrl_core.config.divergence import DivergenceConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
-from hacrl_core.config.keeping import KeepConfig
 from hacrl_core.config.loading import merge
-from hacrl_core.config.problems import ArithmeticProblems, ProblemsConfig
-from hacrl_core.config.schedule import ScheduleConfig
+from hacrl_core.config.operation import (
+    DivergenceConfig,
+    KeepConfig,
+    Name,
+    RuntimeConfig,
+    ScheduleConfig,
+    TrackingConfig,
+)
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError
 
 Part = TypeVar("Part", bound=StrictConfig)
-
-# Names become parts of rollout ids, MLflow metric names and file names.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
-
-
-class RuntimeConfig(StrictConfig):
-    """How the work is spread over the machine. None of it changes a result's identity."""
-
-    threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
-    retries: int = Field(
-        2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
-    )
-    slots: tuple[Name, ...] | None = Field(
-        None,
-        description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per GPU in use.",
-    )
-
-
-class TrackingConfig(StrictConfig):
-    enabled: bool = Field(True, description="Mirror the manifests into MLflow.")
-    uri: str | None = Field(
-        None, description="MLflow tracking server; empty: MLFLOW_TRACKING_URI, else a sqlite file in the home folder."
-    )
-    experiment: str = Field("hacrl", description="MLflow experiment the campaign's runs go into.")
-    patience_seconds: float = Field(
-        60.0, gt=0, description="Longest the end of a campaign waits for MLflow. Iterations never wait."
-    )
-
-    @field_validator("uri")
-    @classmethod
-    def _without_password(cls, value: str | None) -> str | None:
-        """The config is shown in reports, MLflow and Prefect."""
-        if value is not None and urlsplit(value).password is not None:
-            raise ValueError(
-                "a password in the config would be shown in reports; set MLFLOW_TRACKING_URI in the environment instead"
-            )
-        return value
 
 
 class CampaignConfig(StrictConfig):

@@ -3,9 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
-from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
 
 FILE_TYPES = (".parquet", ".jsonl", ".csv")
@@ -13,6 +20,28 @@ BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answ
 
 PresetName = Literal["math", "gsm8k", "gsm8k_test", "math500", "aime2025", "amc2023", "minerva_math", "olympiadbench"]
 AnswerFormat = Literal["plain", "boxed", "after_hashes"]
+Kind = Literal["addition", "subtraction", "multiplication", "story"]
+Level = Literal["easy", "medium", "hard"]
+
+KINDS: tuple[Kind, ...] = ("addition", "subtraction", "multiplication", "story")
+LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
+
+
+class ArithmeticConfig(StrictConfig):
+    """Problems are drawn kind first, then level, each in proportion to its weight."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    kinds: dict[Kind, PositiveFloat] = Field(
+        default={"addition": 1.0, "subtraction": 1.0},
+        min_length=1,
+        description="Weight of each kind: addition, subtraction, multiplication (by one digit), "
+        "story (an addition or subtraction told in a sentence). A kind left out does not occur.",
+    )
+    levels: dict[Level, PositiveFloat] = Field(
+        default={"medium": 1.0},
+        min_length=1,
+        description="Weight of each level: easy, medium and hard numbers have one, two and three digits.",
+    )
 
 
 class ArithmeticProblems(ArithmeticConfig):

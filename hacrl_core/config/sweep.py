@@ -11,8 +11,9 @@ import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from hacrl_core.config.base import StrictConfig
-from hacrl_core.config.campaign import CampaignConfig, Name
+from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import apply_override, merge, read_yaml, validate
+from hacrl_core.config.operation import Name
 from hacrl_core.errors import ConfigError
 
 

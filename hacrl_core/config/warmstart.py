@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from hacrl_core.config.arithmetic import Kind
 from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.problems import Kind
 
 Architecture = Literal["llama", "qwen3", "qwen2", "mistral", "olmo2"]
 

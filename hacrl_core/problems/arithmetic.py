@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from hacrl_core.config.arithmetic import ArithmeticConfig, Kind, Level
+from hacrl_core.config.problems import ArithmeticConfig, Kind, Level
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.problem import Problem
 from hacrl_core.seeding import derive_rng

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.problems import ArithmeticConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import training_problems
 from hacrl_core.problems.problem import Message, Problem

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.errors import ConfigError, VerificationError
-from hacrl_core.verification.worker import receive, send
+from hacrl_core.verification.sandbox import receive, send
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 120.0
 _MESSAGE_SECONDS = 60.0
 _DEATHS_IN_A_ROW = 100
 _SPAWNER = (
-    "import socket, sys; from hacrl_core.verification.worker import run_spawner; "
+    "import socket, sys; from hacrl_core.verification.sandbox import run_spawner; "
     "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
 )
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])

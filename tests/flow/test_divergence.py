@@ -6,7 +6,7 @@ import pytest
 
 from flows.home import Home
 from flows.run.divergence import collapse
-from hacrl_core.config.divergence import CollapseConfig
+from hacrl_core.config.operation import CollapseConfig
 from hacrl_core.errors import DivergenceError, VerificationError
 from tests.flow.conftest import tiny
 from tests.flow.homes import Here, digests, home_over, of_label, own_copy, run_here

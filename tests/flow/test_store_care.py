@@ -18,7 +18,7 @@ from flows.store import pins
 from flows.store.gc import carry_out, plan
 from flows.store.inspect import verify_store
 from hacrl_core.artifacts import Store
-from hacrl_core.config.keeping import KeepConfig
+from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ConfigError, NewerArtifactError
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, home_over, of_label, own_copy, run_here, weights

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from hacrl_core.agents.warmstart import SPECIAL_TOKENS, make_tokenizer
-from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.problems import ArithmeticConfig
 from hacrl_core.config.warmstart import TokenizerConfig
 from hacrl_core.problems.arithmetic import training_problem, worked_answer
 

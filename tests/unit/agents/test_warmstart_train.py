@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from hacrl_core.agents.agent import load_agent
 from hacrl_core.agents.warmstart import IGNORED, encode_examples, solved_share, warm_start
-from hacrl_core.config.arithmetic import ArithmeticConfig
+from hacrl_core.config.problems import ArithmeticConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import training_problem, worked_answer

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from hacrl_core.config.campaign import CampaignConfig, TrackingConfig
+from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import load_config
+from hacrl_core.config.operation import TrackingConfig
 from hacrl_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacrl_core.config.arithmetic import KINDS, LEVELS, ArithmeticConfig, Kind, Level
+from hacrl_core.config.problems import KINDS, LEVELS, ArithmeticConfig, Kind, Level
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import (
     HELD_OUT_SHARE,

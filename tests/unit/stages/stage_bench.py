@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.config.arithmetic import ArithmeticConfig
 from hacrl_core.config.base import StrictConfig
-from hacrl_core.config.problems import ArithmeticProblems
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.contracts.tables import SCHEMAS, read_table

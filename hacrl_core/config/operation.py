@@ -1,0 +1,127 @@
+"""How a campaign is operated: resources, tracking, retention, schedules, and what happens when training diverges."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
+
+from hacrl_core.config.base import StrictConfig
+
+# Names become parts of rollout ids, MLflow metric names and file names.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
+_CRON_FIELD = re.compile(r"^[A-Za-z0-9*,/#?LW-]+$")
+
+
+class RuntimeConfig(StrictConfig):
+    """How the work is spread over the machine. None of it changes a result's identity."""
+
+    threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
+    retries: int = Field(
+        2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
+    )
+    slots: tuple[Name, ...] | None = Field(
+        None,
+        description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per GPU in use.",
+    )
+
+
+class TrackingConfig(StrictConfig):
+    enabled: bool = Field(True, description="Mirror the manifests into MLflow.")
+    uri: str | None = Field(
+        None, description="MLflow tracking server; empty: MLFLOW_TRACKING_URI, else a sqlite file in the home folder."
+    )
+    experiment: str = Field("hacrl", description="MLflow experiment the campaign's runs go into.")
+    patience_seconds: float = Field(
+        60.0, gt=0, description="Longest the end of a campaign waits for MLflow. Iterations never wait."
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _without_password(cls, value: str | None) -> str | None:
+        """The config is shown in reports, MLflow and Prefect."""
+        if value is not None and urlsplit(value).password is not None:
+            raise ValueError(
+                "a password in the config would be shown in reports; set MLFLOW_TRACKING_URI in the environment instead"
+            )
+        return value
+
+
+class KeepConfig(StrictConfig):
+    """An agent's versions that keep their files; of the others only the manifest stays. First versions and pinned ones always keep theirs."""
+
+    last: PositiveInt = Field(
+        2, description="The newest so many versions of each agent; training goes on from the last."
+    )
+    best: bool = Field(
+        False, description="The version that @best means: the highest mean accuracy over the campaign's benchmarks."
+    )
+    every: PositiveInt | None = Field(None, description="Every so many iterations one version: 10 keeps @10, @20, …")
+
+    def keeps(self, version: int, newest: int, best: int | None) -> bool:
+        """Versions are counted by the iterations behind them; 0 is the agent's first."""
+        return (
+            version == 0
+            or version > newest - self.last
+            or (self.best and version == best)
+            or (self.every is not None and version % self.every == 0)
+        )
+
+    def count(self, iterations: int) -> int:
+        """How many versions keep their files after so many iterations."""
+        kept = sum(self.keeps(version, iterations, None) for version in range(iterations + 1))
+        return min(iterations + 1, kept + self.best)
+
+
+class CollapseConfig(StrictConfig):
+    """When an agent's rewards have collapsed: mean rewards of several iterations in a row far below its best stretch."""
+
+    share: float = Field(0.2, gt=0, lt=1, description="Below this share of its best window's mean reward is too low.")
+    window: PositiveInt = Field(5, description="Iterations in a window.")
+    iterations: PositiveInt = Field(5, description="So many iterations in a row must be too low.")
+    action: Literal["warn", "stop"] = Field("warn", description="warn: once; stop: before the next update.")
+
+
+class DivergenceConfig(StrictConfig):
+    """What happens when training goes wrong in its numbers. The last good version stays current in every case."""
+
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="NaN or infinity in loss, gradient or weights: stop the campaign, or publish the version unchanged and go on.",
+    )
+    on_verifier_failure: Literal["stop", "skip"] = Field(
+        "stop",
+        description="More than verify.max_error_share of an agent's answers ended in a verifier's error: stop, or skip the updates that "
+        "would learn from them.",
+    )
+    collapse: CollapseConfig | None = Field(CollapseConfig(), description="Watch for collapsing rewards; null: do not.")
+
+
+class ScheduleConfig(StrictConfig):
+    """One appointment; a campaign may have several, e.g. short nights and a long weekend."""
+
+    cron: str = Field(
+        description="Five fields: minute, hour, day of month, month, day of week. '0 22 * * 1-5': workdays at ten in the evening."
+    )
+    timezone: str = Field("UTC", description="IANA name, e.g. Europe/Berlin; summer time is kept.")
+    more_iterations: PositiveInt | None = Field(
+        None,
+        description="Run so many iterations beyond the last complete one. Empty: up to the campaign's iterations, then nothing.",
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="Settings for these runs only, as with --set: {generate.batch_size: 64}."
+    )
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        fields = self.cron.split()
+        if len(fields) != 5 or not all(_CRON_FIELD.match(field) for field in fields):
+            raise ValueError(f"cron {self.cron!r} has not five fields: minute, hour, day of month, month, day of week")
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(
+                f"timezone {self.timezone!r} is not known; give an IANA name such as Europe/Berlin"
+            ) from None
+        return self
