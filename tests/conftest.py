@@ -18,13 +18,13 @@ def prefect_url(prefect_place: Path) -> Iterator[str]:
 
     A campaign finds it through PREFECT_API_URL, as it finds a user's. Tests of the campaign's own server leave that unset.
     """
-    from flows.scheduling.api import _free_port, _quiet_settings, _wait_until_it_answers, start_process
+    from flows.scheduling.api import free_port, quiet_settings, start_process, wait_until_it_answers
 
-    _quiet_settings()
-    port, log = _free_port(), prefect_place / "server.log"
+    quiet_settings()
+    port, log = free_port(), prefect_place / "server.log"
     server = start_process(port, log, PREFECT_HOME=str(prefect_place))
     url = f"http://127.0.0.1:{port}/api"
-    problem = _wait_until_it_answers(url, server, log)
+    problem = wait_until_it_answers(url, server, log)
     assert not problem, problem
     yield url
     server.terminate()

@@ -119,7 +119,11 @@ def execute(campaign: OpenCampaign) -> Counts:
 
         try:
             return run_as_flow(
-                campaign.config, campaign.home, lambda: run_stages(campaign, PrefectRunner), campaign.display.say
+                campaign.config,
+                campaign.home,
+                lambda: run_stages(campaign, PrefectRunner),
+                campaign.display.say,
+                shared=not server.temporary,
             )
         except HacrlError:
             raise
@@ -263,7 +267,9 @@ def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
 def _show_disk_estimate(campaign: OpenCampaign) -> None:
     from flows.store.space import disk_estimate
 
-    need, warning = disk_estimate(campaign.config, campaign.home, campaign.store, campaign.record.entries(), campaign.calls)
+    need, warning = disk_estimate(
+        campaign.config, campaign.home, campaign.store, campaign.record.entries(), campaign.calls
+    )
     campaign.display.console.print(need, style="dim", highlight=False, soft_wrap=True)
     if warning is not None:
         campaign.display.warn(warning)

@@ -36,8 +36,13 @@ LOST = (UnfinishedRun, CrashedRun, MissingResult, httpx.HTTPError)
 T = TypeVar("T")
 
 
-def run_as_flow(config: CampaignConfig, home: Home, work: Callable[[], T], say: Callable[[str], None]) -> T:
-    """Do the work inside a flow run that Prefect shows under the campaign's name, with the campaign's slots held."""
+def run_as_flow(
+    config: CampaignConfig, home: Home, work: Callable[[], T], say: Callable[[str], None], *, shared: bool
+) -> T:
+    """Do the work inside a flow run that Prefect shows under the campaign's name, with the campaign's slots held.
+
+    ``shared``: whether other campaigns use the same Prefect server.
+    """
 
     @flow(
         name="campaign",
@@ -47,7 +52,7 @@ def run_as_flow(config: CampaignConfig, home: Home, work: Callable[[], T], say: 
     )
     def campaign_flow(config: dict[str, Any], home: str) -> T:
         """Run or resume a campaign."""
-        with held_slots(CampaignConfig.model_validate(config), say):
+        with held_slots(CampaignConfig.model_validate(config), say, shared=shared):
             return work()
 
     return campaign_flow(config.model_dump(mode="json"), str(home.root))

@@ -1,6 +1,7 @@
-"""A Prefect server for one campaign, where the user has none: quiet, on loopback, and gone when the campaign is, however it ends.
+"""The Prefect API of a campaign: the user's server, that of ``hacrl up``, or a temporary one.
 
-Prefect's own temporary server outlives a killed parent and prints tracebacks into the terminal; this one watches its parent and
+The temporary server is quiet, listens on loopback and ends with the campaign, however that ends. Prefect's own
+temporary server outlives a killed parent and prints tracebacks into the terminal. This one watches its parent and
 writes to a log file in the home folder.
 """
 
@@ -27,16 +28,23 @@ from flows.servers.state import running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 
 STARTUP_SECONDS = 180
+# The user's server, of which a temporary one must know nothing.
+_USERS_SERVER = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE")
+_CHANGED_VARIABLES = (*_USERS_SERVER, "PREFECT_HOME", "PREFECT_LOGGING_TO_API_ENABLED")
 
 
 @dataclass
 class Server:
-    """The API that Prefect talks to."""
+    """The API that Prefect's client talks to."""
 
     url: str
-    died: bool = False  # and the user was told
+    # Nobody else shares a temporary server.
+    temporary: bool = False
+    # It ended during the campaign, and the user has been warned.
+    died: bool = False
 
     def answers(self) -> bool:
+        """Return whether the server answers now."""
         try:
             probe(f"{self.url}/health")
         except ServerAway:
@@ -46,9 +54,11 @@ class Server:
 
 @contextmanager
 def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) -> Iterator[Server | None]:
-    """Inside, Prefect has an API to talk to: the user's or that of ``hacrl up`` where it answers, else a temporary one; None where not even
-    that can be had. Call it before prefect is imported."""
-    _quiet_settings()
+    """Give Prefect's client an API to talk to; enter this before prefect is imported.
+
+    It is the user's server or that of ``hacrl up`` where it answers, else a temporary one; None where that fails too.
+    """
+    quiet_settings()
     url = configured_url()
     if url is None and (running := running_prefect_url(home)):
         os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
@@ -59,12 +69,13 @@ def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) 
             yield server
             return
         warn(
-            f"Prefect's server at {url} does not answer; the campaign runs with a server of its own and will not be seen there"
+            f"Prefect's server at {url} does not answer; the campaign runs with a server of its own and will not be "
+            "seen there"
         )
-    before = {name: os.environ.get(name) for name in _OURS}
+    before = {name: os.environ.get(name) for name in _CHANGED_VARIABLES}
     try:
-        with _own_server(home, warn) as own:
-            yield own
+        with _temporary_server(home, warn) as server_or_none:
+            yield server_or_none
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -72,21 +83,17 @@ def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) 
                 os.environ[name] = value
 
 
-_OURS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_LOGGING_TO_API_ENABLED", "HACRL_PREFECT")  # fmt: skip
-
-
 @contextmanager
-def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | None]:
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE"):
-        os.environ.pop(name, None)  # of the user's server; ours wants none of it
+def _temporary_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | None]:
+    for name in _USERS_SERVER:
+        os.environ.pop(name, None)
     os.environ["PREFECT_HOME"] = str(home.root / "prefect")
-    os.environ["HACRL_PREFECT"] = "temporary"
-    # Our server is gone when the campaign is; nobody could read them.
+    # The server is gone when the campaign is, so nobody could read the logs.
     os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"
     log = home.root / "logs" / "prefect-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
-    server = Server(f"http://127.0.0.1:{port}/api")
+    port = free_port()
+    server = Server(f"http://127.0.0.1:{port}/api", temporary=True)
     process = start_process(port, log)
     ending = threading.Event()
 
@@ -98,7 +105,7 @@ def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | No
             forget_events()
 
     try:
-        problem = _wait_until_it_answers(server.url, process, log)
+        problem = wait_until_it_answers(server.url, process, log)
         if problem:
             warn(f"{problem}; the campaign runs without Prefect, and nothing else changes")
             yield None
@@ -117,7 +124,10 @@ def _own_server(home: Home, warn: Callable[[str], None]) -> Iterator[Server | No
 
 
 def forget_events() -> None:
-    """No more news for a server that is gone: Prefect would try for seconds with each of them, and wait for all of them at exit."""
+    """Drop Prefect's events for a server that is gone.
+
+    Prefect would try for seconds to send each of them, and wait for all of them at exit.
+    """
     if "prefect" not in sys.modules:
         return
     from prefect._internal.concurrency.services import _active_services
@@ -132,7 +142,7 @@ def forget_events() -> None:
 
 
 def configured_url() -> str | None:
-    """The API the user has set: in the environment, in the active profile, or in a prefect.toml here. A profile without one means none."""
+    """Return the API that the user configured: in the environment, in the active profile, or in a prefect.toml here."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
     place = os.environ.get("PREFECT_PROFILES_PATH")
@@ -151,14 +161,16 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _quiet_settings() -> None:
+def quiet_settings() -> None:
+    """Set Prefect's environment before it is imported: no telemetry, few log lines, short timeouts."""
     for name, value in {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "true",
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and one-line errors say it better
+        # The display and one-line errors say it better.
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-        # A server that dies in mid-campaign is given up after seconds; the campaign then goes on without it.
+        # A server that dies during a campaign is given up after seconds; the campaign then goes on without it.
         "PREFECT_API_REQUEST_TIMEOUT": "10",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
     }.items():
@@ -167,7 +179,7 @@ def _quiet_settings() -> None:
 
 
 def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen[bytes]":
-    """The server in a process that ends with this one, however that ends."""
+    """Start a server in a process that ends with this one, however that ends."""
     quiet = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -175,13 +187,14 @@ def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal is for us; the server ends after us
+            # Ctrl-C in the terminal is for the campaign; the server ends after it.
+            start_new_session=True,
             env={**os.environ, **quiet, **environment},
         )
 
 
-def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    """Empty when it does; else what went wrong."""
+def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait for the server's first answer; return an empty string, or what went wrong."""
     deadline = time.monotonic() + STARTUP_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -194,7 +207,8 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
     return f"Prefect's server ended with exit code {process.returncode}, see {log}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -202,10 +216,11 @@ def _free_port() -> int:
 
 
 def main() -> None:
+    """Run the temporary server; the arguments are its port and the process to end with."""
     import uvicorn
 
-    port, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(parent)
+    port = int(sys.argv[1])
+    die_with_parent(int(sys.argv[2]))
     uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
 
 

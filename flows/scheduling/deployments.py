@@ -1,4 +1,7 @@
-"""``hacrl deploy``: campaigns that Prefect runs by the clock, through the worker of ``hacrl up``."""
+"""``hacrl deploy``: campaigns that Prefect runs on a schedule, through the worker of ``hacrl up``.
+
+Prefect is imported inside functions: its settings must be in the environment before.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,27 +13,29 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.home import Home
-from flows.scheduling.api import _quiet_settings
+from flows.scheduling.api import quiet_settings
+from flows.servers.serve import ensure_pool
 from flows.servers.state import POOL, running_prefect_url
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.schedule import ScheduleConfig
 from hacrl_core.errors import ConfigError, HacrlError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
 
 FLOW = "campaign"
 
 
 def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -> None:
-    """Register the campaign, or renew it: one deployment per campaign name."""
+    """Register the campaign, or update its deployment; there is one per campaign name."""
     with _client(home) as client:
         from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
         from prefect.utilities.callables import parameter_schema
 
         from flows.scheduled import ENTRYPOINT, scheduled_campaign
-        from flows.servers.serve import ensure_pool
 
-        schedules = [_schedule(appointment) for appointment in config.schedule]
+        schedules = [_prefect_schedule(entry) for entry in config.schedule]
         ensure_pool(POOL)
         first = config.schedule[0] if config.schedule else None
         deployment = client.create_deployment(
@@ -53,9 +58,9 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
             tags=["hacrl"],
         )
         console.print(f"campaign {config.name} is deployed to work pool {POOL}; overlapping runs queue")
-        for appointment in config.schedule:
-            more = f", {appointment.more_iterations} more iterations each time" if appointment.more_iterations else ""
-            console.print(f"  runs at {appointment.cron} ({appointment.timezone}){more}", highlight=False)
+        for entry in config.schedule:
+            more = f", {entry.more_iterations} more iterations each time" if entry.more_iterations else ""
+            console.print(f"  runs at {entry.cron} ({entry.timezone}){more}", highlight=False)
         if not config.schedule:
             console.print("  it has no schedule: start it with --now or in Prefect's pages")
         if now:
@@ -64,6 +69,7 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
 
 
 def remove(console: Console, name: str, home: Home) -> None:
+    """Delete a campaign's deployment; the campaign and its artifacts stay."""
     with _client(home) as client:
         from prefect.exceptions import ObjectNotFound
 
@@ -77,6 +83,7 @@ def remove(console: Console, name: str, home: Home) -> None:
 
 
 def show(console: Console, home: Home) -> None:
+    """Print the deployments with their schedules, the next run and the last result."""
     with _client(home) as client:
         found = _deployments(client)
         if not found:
@@ -86,22 +93,22 @@ def show(console: Console, home: Home) -> None:
         for title in ("campaign", "runs at", "more", "next run", "last run"):
             table.add_column(title)
         for each in sorted(found, key=lambda deployment: deployment.name):
-            waiting, last = _runs(client, each.id)
-            whens = [f"{s.schedule.cron} ({s.schedule.timezone})" for s in each.schedules if s.active] or ["by hand"]
+            next_run, last_run = _runs(client, each.id)
+            times = [f"{s.schedule.cron} ({s.schedule.timezone})" for s in each.schedules if s.active] or ["by hand"]
             more = each.parameters.get("more_iterations")
-            table.add_row(each.name, "\n".join(whens), f"+{more}" if more else "", waiting, last)
+            table.add_row(each.name, "\n".join(times), f"+{more}" if more else "", next_run, last_run)
         console.print(table)
 
 
-def _schedule(appointment: Any) -> Any:
+def _prefect_schedule(entry: ScheduleConfig) -> "DeploymentScheduleCreate":
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
     try:
-        schedule = CronSchedule(cron=appointment.cron, timezone=appointment.timezone)
+        schedule = CronSchedule(cron=entry.cron, timezone=entry.timezone)
     except ValueError as problem:
-        raise ConfigError(f"schedule.cron {appointment.cron!r}: {str(problem).splitlines()[-1].strip()}") from None
-    given = {"more_iterations": appointment.more_iterations, "settings": appointment.settings}
+        raise ConfigError(f"schedule.cron {entry.cron!r}: {str(problem).splitlines()[-1].strip()}") from None
+    given = {"more_iterations": entry.more_iterations, "settings": entry.settings}
     return DeploymentScheduleCreate(schedule=schedule, parameters=given)
 
 
@@ -114,23 +121,23 @@ def _deployments(client: "SyncPrefectClient") -> list[Any]:
 
 
 def _runs(client: "SyncPrefectClient", deployment: Any) -> tuple[str, str]:
-    """When the next run is due, and what became of the last."""
+    """Return when the next run is due, and how the last one ended."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
     from prefect.client.schemas.sorting import FlowRunSort
 
     its = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
     runs = client.read_flow_runs(deployment_filter=its, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200)
-    due = [run for run in runs if run.state is not None and run.state.is_scheduled()]
-    begun = [run for run in runs if run.start_time is not None]
-    waiting = f"{due[-1].expected_start_time.astimezone():%a %H:%M}" if due else ""
-    last = f"{begun[0].state.name}, {begun[0].start_time.astimezone():%a %H:%M}" if begun and begun[0].state else ""
-    return waiting, last
+    due = [run.expected_start_time for run in runs if run.state is not None and run.state.is_scheduled()]
+    started = [(run.state.name, run.start_time) for run in runs if run.state is not None and run.start_time is not None]
+    next_run = f"{due[-1].astimezone():%a %H:%M}" if due and due[-1] is not None else ""
+    last_run = f"{started[0][0]}, {started[0][1].astimezone():%a %H:%M}" if started else ""
+    return next_run, last_run
 
 
 @contextmanager
 def _client(home: Home) -> Iterator["SyncPrefectClient"]:
-    """A client of the user's Prefect server, else of ``hacrl up``'s; a deployment needs one that stays."""
-    _quiet_settings()
+    """Open a client of the user's Prefect server, else of that of ``hacrl up``; a deployment needs one that stays."""
+    quiet_settings()
     os.environ.setdefault("PREFECT_HOME", str(home.root / "prefect"))
     if "PREFECT_API_URL" not in os.environ:
         running = running_prefect_url(home)
@@ -152,7 +159,8 @@ def _client(home: Home) -> Iterator["SyncPrefectClient"]:
             else "hacrl ps shows the servers, logs/prefect.log says why"
         )
         raise HacrlError(
-            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: {answer.text[:200]}; {remedy}"
+            f"Prefect at {os.environ['PREFECT_API_URL']} answers {answer.status_code} {answer.reason_phrase}: "
+            f"{answer.text[:200]}; {remedy}"
         ) from None
     except httpx.HTTPError as problem:
         raise HacrlError(

@@ -1,7 +1,7 @@
-"""What Prefect's pages show of a campaign: its progress, its agents as a table, a summary with the picture at the end, stages from the cache.
+"""What Prefect's pages show of a campaign: its progress, a table of its agents, a summary at the end, cached stages.
 
-All of it goes through a thread of its own: the campaign never waits for a page. An artifact has one key for each campaign and is updated in place, so
-that a run of a thousand iterations leaves one of each.
+All of it goes through a thread, so the campaign never waits for a page. A Prefect artifact has one key per campaign and
+is updated in place, so that a run of a thousand iterations leaves one of each.
 """
 
 import base64
@@ -22,34 +22,43 @@ from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
 from stages.spec import StageCall
 
-PATIENCE_SECONDS = 20.0  # that the end of a campaign waits for its pages at most
-EVERY_SECONDS = 3.0
-MOST_LABELS = 200  # of stages in one task's parameters
+# The end of a campaign waits no longer than this for its pages.
+PATIENCE_SECONDS = 20.0
+UPDATE_SECONDS = 3.0
+# Of stages in one task's parameters.
+MAX_LABELS = 200
 
 
 def key(campaign: str, what: str) -> str:
-    """Prefect's keys: small letters, digits and dashes."""
+    """Return the key of a campaign's Prefect artifact: small letters, digits and dashes."""
     return re.sub(r"[^a-z0-9-]+", "-", f"hacrl-{campaign}-{what}".lower()).strip("-")
 
 
 class PrefectView(Listener):
-    """Made inside a flow run. Trouble with the server is told once and ends the view, never the campaign."""
+    """Keeps the pages of the current flow run up to date.
+
+    A problem with the server is reported once. It ends the view, never the campaign.
+    """
 
     def __init__(self, store: Store, record: Record, warn: Callable[[str], None]) -> None:
         from prefect.runtime import flow_run
 
-        self._store, self._record, self._warn = store, record, warn
+        self._store = store
+        self._record = record
+        self._warn = warn
         self._config = record.config
         self._flow_run = flow_run.id
-        self._known: dict[str, Any] = {}  # key → id of its artifact
-        self._pending, self._shown = False, float("-inf")
+        # Key → id of the Prefect artifact.
+        self._known: dict[str, Any] = {}
+        self._pending = False
+        self._shown = float("-inf")
         self._lock = threading.Lock()
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._serve, name="prefect view", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """At the end of a complete campaign; one that fails leaves the pages as they were."""
+        """Show the summary of a complete campaign; one that fails leaves the pages as they were."""
         self._queue.put(self._show_summary)
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)
@@ -57,16 +66,17 @@ class PrefectView(Listener):
     # -- what is shown ---------------------------------------------------------------------------------------------
 
     def iteration_finished(self, iteration: int) -> None:
-        """A page need not be newer than a person's glance: what follows too soon is shown with the next, or at the end."""
+        """Show the progress, at most every few seconds; what comes sooner is shown with the next, or at the end."""
         with self._lock:
-            if self._pending or time.monotonic() - self._shown < EVERY_SECONDS:
+            if self._pending or time.monotonic() - self._shown < UPDATE_SECONDS:
                 return
             self._pending = True
         self._queue.put(lambda: self._show_progress(iteration + 1))
 
     def _show_progress(self, done: int) -> None:
         with self._lock:
-            self._pending, self._shown = False, time.monotonic()
+            self._pending = False
+            self._shown = time.monotonic()
         history = self._history()
         left = history.seconds_left()
         told = f"Campaign {self._config.name}: iteration {done} of {self._config.iterations}"
@@ -89,7 +99,7 @@ class PrefectView(Listener):
         from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
         name = key(self._config.name, what)
-        text = data if kind == "progress" else data if isinstance(data, str) else json.dumps(data)
+        text = data if isinstance(data, str | float) else json.dumps(data)
         with get_client(sync_client=True) as client:
             if name in self._known:
                 client.update_artifact(self._known[name], ArtifactUpdate(data=text, description=description))
@@ -109,27 +119,34 @@ class PrefectView(Listener):
 
 
 class CachedStages:
-    """Stages answered from the store become tasks in the state Cached, many in one: a task run costs more than the look-up."""
+    """Shows stages found in the store as tasks in the state Cached.
+
+    Many stages share one task, because a task run costs more than a lookup.
+    """
 
     def __init__(self, submit: Callable[[str, list[str]], None]) -> None:
-        self._submit = submit  # the task's name, the stages in it
+        # Takes the task's name and the labels of its stages.
+        self._submit = submit
         self._waiting: list[StageCall] = []
 
     def add(self, call: StageCall) -> None:
+        """Note a stage for the next task."""
         self._waiting.append(call)
 
     def flush(self) -> None:
-        """Before something runs, and at the end: what was found since the last time is one task."""
-        found, self._waiting = self._waiting, []
+        """Submit the noted stages as one task; called before a stage runs, and at the end."""
+        found = self._waiting
+        self._waiting = []
         if found:
-            self._submit(_name(found), [call.label for call in found[:MOST_LABELS]])
+            self._submit(_name(found), [call.label for call in found[:MAX_LABELS]])
 
 
 def _name(found: list[StageCall]) -> str:
     if len(found) == 1:
         return found[0].label
     numbers = sorted({call.iteration for call in found if call.iteration is not None})
-    where = "" if not numbers else f" #{numbers[0]}" if len(numbers) == 1 else f" #{numbers[0]} to #{numbers[-1]}"
+    where = f" #{numbers[0]}" if numbers else ""
+    where += f" to #{numbers[-1]}" if len(numbers) > 1 else ""
     return f"{len(found)} stages from the store{where}"
 
 

@@ -1,10 +1,10 @@
-"""Slots: what only one campaign may use at a time, such as a GPU. They are Prefect's global concurrency limits, held by leases.
+"""Slots: what only one campaign may use at a time, such as a GPU.
 
-A lease lives a minute and is renewed every quarter of one; when its holder dies, however it dies, the server takes the slot back. Our
-own renewal, because Prefect's gives up for good after three tries within seconds: a server that restarts would cost the slot.
+They are Prefect's global concurrency limits, held by leases. A lease lasts a minute and is renewed every 15 seconds;
+when its holder dies, however it dies, the server takes the slot back. We renew leases ourselves, because Prefect gives
+up for good after three attempts within seconds: a server that restarts would cost the slot.
 """
 
-import os
 import socket
 import threading
 import time
@@ -20,12 +20,13 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from flows.run.placement import gpus_of
 from hacrl_core.config.campaign import CampaignConfig
 
-LEASE_SECONDS = 60.0  # the shortest that Prefect grants
+# The shortest lease that Prefect grants.
+LEASE_SECONDS = 60.0
 _LOCKED = 423
 
 
 def slot_names(config: CampaignConfig) -> list[str]:
-    """Those of the config, else one for each GPU that its agents use."""
+    """Return the slots that a campaign needs: those of its config, else one for each GPU that its agents use."""
     if config.runtime.slots is not None:
         return sorted(set(config.runtime.slots))
     gpus = {gpu for name, agent in config.agents.items() for gpu in gpus_of(agent, config.generation(name).engine)}
@@ -33,37 +34,43 @@ def slot_names(config: CampaignConfig) -> list[str]:
 
 
 @contextmanager
-def held_slots(config: CampaignConfig, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the campaign has its slots: all of them or none, so two campaigns never wait for each other."""
+def held_slots(config: CampaignConfig, say: Callable[[str], None], *, shared: bool = True) -> Iterator[None]:
+    """Hold the campaign's slots: all of them or none, so that two campaigns never wait for each other.
+
+    On a server that nobody shares (``shared`` is False) there is nothing to hold.
+    """
     names = slot_names(config)
-    if not names or os.environ.get("HACRL_PREFECT") == "temporary":  # nobody shares a temporary server
+    if not names or not shared:
         yield
         return
     with get_client(sync_client=True) as client:
         for name in names:
             _ensure(client, name)
-        lease, stop = acquire(client, names, say), threading.Event()
-        keeper = threading.Thread(target=_keep, args=(lease, names, stop, say), name="slots", daemon=True)
-        keeper.start()
+        lease = acquire(client, names, say)
+        stop = threading.Event()
+        renewal = threading.Thread(target=_renew, args=(lease, names, stop, say), name="slots", daemon=True)
+        renewal.start()
         try:
             yield
         finally:
             stop.set()
-            keeper.join(timeout=5)
+            renewal.join(timeout=5)
             with suppress(httpx.HTTPError):
                 client.release_concurrency_slots_with_lease(lease)
 
 
 def _ensure(client: SyncPrefectClient, name: str) -> None:
-    """A limit of one where there is none; what an operator made of it stays."""
+    """Create a limit of one, unless there is one; an operator's own number stays."""
     try:
         client.read_global_concurrency_limit_by_name(name)
     except ObjectNotFound:
-        with suppress(ObjectAlreadyExists, PrefectHTTPStatusError):  # somebody else made it just now
+        # Another campaign may have created it just now.
+        with suppress(ObjectAlreadyExists, PrefectHTTPStatusError):
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
 
 
 def acquire(client: SyncPrefectClient, names: list[str], say: Callable[[str], None]) -> UUID:
+    """Wait until all slots are free, take them, and return the lease."""
     told = False
     while True:
         try:
@@ -74,22 +81,25 @@ def acquire(client: SyncPrefectClient, names: list[str], say: Callable[[str], No
                 raise
         if not told:
             say(
-                f"waiting for {', '.join(names)}: another campaign has it (one that died gives it back within two minutes)"
+                f"waiting for {', '.join(names)}: another campaign has it (if that one died, it is free within two "
+                "minutes)"
             )
             told = True
         time.sleep(2)
 
 
-def _keep(lease: UUID, names: list[str], stop: threading.Event, say: Callable[[str], None]) -> None:
+def _renew(lease: UUID, names: list[str], stop: threading.Event, say: Callable[[str], None]) -> None:
     told = False
     with get_client(sync_client=True) as client:
         while not stop.wait(LEASE_SECONDS / 4):
             try:
                 client.renew_concurrency_lease(lease, LEASE_SECONDS)
                 told = False
-            except Exception as problem:  # the campaign goes on; the server may be back for the next try
+            except Exception as problem:
+                # The campaign goes on; the server may be back for the next attempt.
                 if not told:
                     say(
-                        f"slots {', '.join(names)}: not renewed ({type(problem).__name__}); another campaign may take them"
+                        f"slots {', '.join(names)}: not renewed ({type(problem).__name__}); another campaign may take "
+                        "them"
                     )
                     told = True

@@ -117,7 +117,8 @@ def wait_for_exit(processes: list[Process], seconds: float) -> list[Process]:
 
 def _start_ticks(process: psutil.Process) -> int:
     """psutil adds the time of boot to the kernel's clock ticks; this takes it off again."""
-    return round((process.create_time() - psutil.boot_time()) * _TICKS_PER_SECOND)
+    seconds: float = process.create_time() - psutil.boot_time()
+    return round(seconds * _TICKS_PER_SECOND)
 
 
 def _boot_id() -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.scheduling.pages import MOST_LABELS, CachedStages, _markdown, _rows, key
+from flows.scheduling.pages import MAX_LABELS, CachedStages, _markdown, _rows, key
 from hacrl_core.config.base import StrictConfig
 from stages.spec import StageCall
 
@@ -39,7 +39,7 @@ def test_cached_stages_become_one_task_for_each_stretch():
         "sample #300",
         "2 stages from the store #300",
     ]
-    assert len(told[0][1]) == MOST_LABELS
+    assert len(told[0][1]) == MAX_LABELS
     assert told[2][1] == ["score ada #300", "score ben #300"]
 
 
