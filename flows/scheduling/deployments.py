@@ -17,7 +17,7 @@ from flows.scheduling.api import quiet_settings
 from flows.servers.serve import ensure_pool
 from flows.servers.state import POOL, running_prefect_url
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.config.schedule import ScheduleConfig
+from hacrl_core.config.operation import ScheduleConfig
 from hacrl_core.errors import ConfigError, HacrlError
 
 if TYPE_CHECKING:

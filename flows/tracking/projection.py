@@ -128,7 +128,8 @@ class Projection:
         try:
             show()
         except MlflowException as problem:
-            if int(problem.get_http_status_code()) >= 500:
+            error: Any = problem
+            if error.get_http_status_code() >= 500:
                 raise
 
     def finish(self, status: str = "FINISHED") -> None:
@@ -210,8 +211,8 @@ def ensure_database(home: Home) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         draft = path.with_name(f"{path.name}.draft")
-        store: Any = SqlAlchemyStore(f"sqlite:///{draft}", (home.root / "mlartifacts").as_uri())
-        store.engine.dispose()
+        make_store: Any = SqlAlchemyStore
+        make_store(f"sqlite:///{draft}", (home.root / "mlartifacts").as_uri()).engine.dispose()
         os.replace(draft, path)
 
 

@@ -26,7 +26,7 @@ PATIENCE = 10
 _PAGE = 1000
 
 
-class StoreRepository(LocalArtifactRepository):  # type: ignore[misc]
+class StoreRepository(LocalArtifactRepository):
     """A folder of the store under a scheme that MLflow's servers accept; they refuse plain paths.
 
     The folder is found only where the store is mounted.
