@@ -90,8 +90,9 @@ class WarmModels:
     def take_agent(
         self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
     ) -> "Agent":
-        """Return the agent of these weights to be trained, and keep it no longer: a failure must not leave it
-        half-trained here.
+        """Return the agent of these weights to be trained, and keep it no longer.
+
+        A failure must not leave a half-trained agent here.
         """
         agent = self.agent(checkpoint, policy_digest, device=device, attention=attention)
         self.newest = None
@@ -100,8 +101,9 @@ class WarmModels:
         return agent
 
     def keep_agent(self, agent: "Agent", checkpoint: Path, policy_digest: str, *, device: str) -> None:
-        """Keep an agent whose weights were just published as ``policy_digest``, with the tokenizer of the published
-        files.
+        """Keep an agent whose weights were just published as ``policy_digest``.
+
+        Its tokenizer becomes that of the published files.
         """
         tokenizer, _ = self.tokenizer(checkpoint)
         self.newest = LoadedAgent(policy_digest, device, replace(agent, checkpoint=checkpoint, tokenizer=tokenizer))

@@ -1,5 +1,4 @@
-"""Taking in an existing model: a folder, a hub id or a GGUF file becomes a plain safetensors checkpoint that says all
-about itself.
+"""Adoption: an existing model (folder, hub id or GGUF file) becomes a plain, self-contained safetensors checkpoint.
 
 What the config adds (chat template, end tokens, BOS) is written into the checkpoint, so that every stage, vLLM and
 whoever runs the trained agent alone see the same agent.
@@ -37,15 +36,16 @@ class Origin:
 
 
 def read_origin(config: CheckpointConfig, chat_template: str | None = None) -> Origin:
-    """The model's config, tokenizer and end tokens; no weights are read."""
+    """Read the model's config, tokenizer and end tokens, without its weights."""
     with _reading(config) as (place, options):
         model_config = AutoConfig.from_pretrained(place, **options)
         return _origin(config, model_config, _generation_config(place, options), chat_template, place, options)
 
 
 def adopt_checkpoint(config: CheckpointConfig, out: Path, chat_template: str | None = None) -> tuple[Origin, int]:
-    """Load (safetensors or GGUF, no remote code unless the config says so), save plainly; returns the number of
-    parameters, too.
+    """Load a checkpoint and save it plainly; return what was read and the number of parameters.
+
+    Reads safetensors or GGUF, and runs no remote code unless the config says so.
     """
     with _reading(config) as (place, options):
         safely = {} if config.gguf_file else {"use_safetensors": True}
@@ -76,12 +76,13 @@ def _origin(
 
 
 def _stop_tokens(config: CheckpointConfig, tokenizer: Any, found: tuple[int, ...]) -> tuple[int, ...]:
-    """The config's first, then the one that ends a turn in the chat template, then the model's others."""
+    """Order the end tokens: the config's, the one that ends a turn in the chat template, the model's others."""
     vocabulary = tokenizer.get_vocab()
     unknown = [token for token in config.stop_tokens if token not in vocabulary]
     if unknown:
         raise ConfigError(
-            f"checkpoint {config.path}: stop token {unknown[0]!r} is not one token of its vocabulary; correct checkpoint.stop_tokens"
+            f"checkpoint {config.path}: stop token {unknown[0]!r} is not one token of its vocabulary; "
+            "correct checkpoint.stop_tokens"
         )
     wanted = tuple(int(vocabulary[token]) for token in config.stop_tokens)
     return tuple(dict.fromkeys((*wanted, turn_end(tokenizer, (*wanted, *found)), *found)))
@@ -139,7 +140,8 @@ def _need_safetensors(config: CheckpointConfig, names: list[str]) -> None:
 def _pickle_line(config: CheckpointConfig, file: str) -> str:
     return (
         f"checkpoint {config.path}: has its weights in {file} only, a pickle, which may run code when it is read; "
-        "take a revision with safetensors, or load it once with transformers where you trust it and save_pretrained it into a folder"
+        "take a revision with safetensors, or load it once with transformers where you trust it and save_pretrained it "
+        "into a folder"
     )
 
 
@@ -149,8 +151,8 @@ def _why(config: CheckpointConfig, offline: bool, problem: Exception) -> str:
         return text
     if offline and isinstance(problem, OSError):
         return (
-            f"checkpoint {config.path}: no folder here, not in the local cache, and the hub cannot be reached (offline); "
-            "fetch it once with network access, or give a folder"
+            f"checkpoint {config.path}: no folder here, not in the local cache, and the hub cannot be reached "
+            "(offline); fetch it once with network access, or give a folder"
         )
     if "trust_remote_code" in text:
         return (

@@ -12,12 +12,14 @@ from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.agents import Attention
 from hacrl_core.errors import EngineError
 
-# Only there when the campaign's config lets the checkpoint run its own code; everybody else's loads without.
+# Written only where the campaign's config lets the checkpoint run its own code; the others have none.
 AGENT_FILE = "agent.json"
 
 
 @dataclass(frozen=True)
 class Agent:
+    """A loaded agent: model, tokenizer and end tokens of one checkpoint."""
+
     model: PreTrainedModel
     tokenizer: Any
     stop_token_ids: tuple[int, ...]  # every end token of the model, not just the first
@@ -25,15 +27,18 @@ class Agent:
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return torch.device(next(self.model.parameters()).device)
 
     @property
     def pad_token_id(self) -> int:
+        """The tokenizer's padding token, or an end token where it has none."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.stop_token_ids[0])
 
     @property
     def context_length(self) -> int:
+        """The most positions the model has; practically unlimited where its config names no limit."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
 
 
@@ -45,8 +50,9 @@ def load_agent(
     tokenizer: Any = None,
     attention: Attention = "auto",
 ) -> Agent:
-    """Load weights (safetensors only, no remote code unless its adoption allowed it) and, unless it is given, the
-    tokenizer.
+    """Load weights and, unless it is given, the tokenizer.
+
+    Reads safetensors only, and runs no remote code unless the checkpoint's adoption allowed it.
     """
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
@@ -62,7 +68,7 @@ def load_agent(
             raise
         reason = " ".join(str(problem).split())[:200]
         raise EngineError(
-            f"agent {checkpoint}: attention {attention} is not to be had here ({reason}); set its attention to auto"
+            f"agent {checkpoint}: attention {attention} is not available here ({reason}); set its attention to auto"
         ) from problem
     model.eval()
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint)
@@ -70,6 +76,7 @@ def load_agent(
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
+    """Load a checkpoint's tokenizer."""
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=runs_own_code(checkpoint))
     except (OSError, ValueError) as problem:
@@ -80,7 +87,7 @@ def load_tokenizer(checkpoint: Path) -> Any:
 
 
 def runs_own_code(checkpoint: Path) -> bool:
-    """Whether the campaign's config said so when the checkpoint was adopted."""
+    """Whether the campaign's config allowed the checkpoint to run its own code when it was adopted."""
     file = checkpoint / AGENT_FILE
     return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
 

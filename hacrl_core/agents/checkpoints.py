@@ -29,8 +29,7 @@ _PIECE = 128 * 1024
 
 
 def save_model(agent: Agent, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """Write weights (``state`` instead of the model's own where given), configs and tokenizer, as ``load_agent`` reads
-    them.
+    """Write weights (``state`` in place of the model's own), configs and tokenizer, as ``load_agent`` reads them.
 
     From the second update on only the numbers change. The other files are then copied, which is faster than writing
     them again and gives the same bytes.
@@ -48,8 +47,7 @@ def save_model(agent: Agent, folder: Path, state: dict[str, Tensor] | None = Non
 
 
 def _holds_plain_parameters(agent: Agent) -> bool:
-    """Whether the weights are one file with exactly the model's parameters: no shards, no buffers, no translated names.
-    """
+    """Whether the weights are one file with exactly the model's parameters, under the same names."""
     file = agent.checkpoint / WEIGHTS
     if not file.is_file():
         return False
@@ -75,7 +73,7 @@ def has_optimizer(folder: Path) -> bool:
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str]) -> int:
-    """Put the moments back; return the number of updates they have seen."""
+    """Restore AdamW's moments; return the number of updates they have seen."""
     try:
         counts = json.loads((folder / _COUNTS).read_text())
         tensors = load_file(folder / _TENSORS)
@@ -102,8 +100,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[s
 
 
 def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
-    """Load a checkpoint's weights into an agent's model; return None, changing nothing, where more than the weights
-    differs.
+    """Load a checkpoint's weights into the agent's model; if more than the weights differs, return None instead.
 
     In RL only the numbers change, and building a tiny model takes longer than reading its weights.
     """
@@ -145,8 +142,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
 
 
 def _head(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the file's header: its length, then JSON (name → dtype, shape, place), padded with blanks to eight bytes.
-    """
+    """Return the file's header: its length, then JSON (name → dtype, shape, place), padded to eight bytes."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Out of memory, told as one line with a remedy instead of an allocator's traceback."""
+"""Out of memory as one line with a remedy instead of an allocator's traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ LOADING = "run fewer agents at once, put it on another device, or take a smaller
 
 @contextmanager
 def out_of_memory_explained(checkpoint: Path, doing: str, remedy: str) -> Iterator[None]:
+    """Turn an allocator's error into an `EngineError` that says what was being done and what helps."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -22,7 +23,7 @@ def out_of_memory_explained(checkpoint: Path, doing: str, remedy: str) -> Iterat
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """CUDA has an exception of its own; the CPU's allocator only has its words."""
+    """Whether an error is an allocator's: CUDA has an exception of its own, the CPU only a message."""
     text = str(error)
     return (
         isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text or "out of memory" in text

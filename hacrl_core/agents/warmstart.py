@@ -1,7 +1,8 @@
 """Warm start: first agents by supervised training, taught to write worked answers up to partial competence.
 
-They are ordinary ``transformers`` checkpoints, small enough for a demonstration. Top to bottom: the training, the model, the tokenizers.
-Both tokenizers are lossless for any text: another agent's response arrives as text, and must have token ids here too.
+They are ordinary ``transformers`` checkpoints, small enough for a demonstration. Top to bottom: the training, the
+model, the tokenizers. Both tokenizers are lossless for any text: another agent's response arrives as text, and must
+have token ids here too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ class Examples:
     lengths_B: torch.Tensor
 
     def rows(self, rows_B: torch.Tensor) -> "Examples":
+        """Return the chosen rows, cut to the longest of them."""
         lengths_B = self.lengths_B[rows_B]
         longest = int(lengths_B.max())
         return Examples(self.input_ids_BT[rows_B, :longest], self.labels_BT[rows_B, :longest], lengths_B)
@@ -71,7 +73,7 @@ def warm_start(
     out_dir: Path,
     on_progress: WarmstartProgress | None = None,
 ) -> dict[str, float]:
-    """Train a new agent and save weights, tokenizer and generation config to ``out_dir``; equal arguments give equal bytes."""
+    """Train a new agent and save weights, tokenizer and generation config; equal arguments give equal bytes."""
     corpus, problems, tokenizer = corpus_and_tokenizer(config, corpus_config, seed)
     examples = encode_examples(tokenizer, problems, config.model.max_position_embeddings)
     with _single_thread():
@@ -90,7 +92,7 @@ def warm_start(
 def corpus_and_tokenizer(
     config: WarmstartConfig, corpus_config: ArithmeticConfig, seed: int
 ) -> tuple[ArithmeticConfig, list[Problem], PreTrainedTokenizerFast]:
-    """What an agent is taught and the tokens it reads it in, before it knows anything."""
+    """Return what an agent is taught (config and problems) and the tokenizer it reads it with."""
     corpus = corpus_config.model_copy(update={"kinds": config.mixture})
     problems = _training_problems(corpus, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
     return corpus, problems, make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
@@ -106,7 +108,8 @@ def encode_examples(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Probl
     lengths_B = torch.tensor([len(prompt) + len(answer) - 1 for prompt, answer in rows])
     if int(lengths_B.max()) >= context_length:
         raise ConfigError(
-            f"warmstart: the longest text has {int(lengths_B.max()) + 1} tokens, model.max_position_embeddings is {context_length}; raise it"
+            f"warmstart: the longest text has {int(lengths_B.max()) + 1} tokens, "
+            f"model.max_position_embeddings is {context_length}; raise it"
         )
     shape = (len(rows), int(lengths_B.max()))
     input_ids_BT = torch.full(shape, tokenizer.pad_token_id)
@@ -141,7 +144,9 @@ def _train(
     batches = _batches(len(examples.lengths_B), config.batch_size, derive_rng(seed, "warmstart", "order"))
     cooldown = config.steps if config.cooldown_steps is None else config.cooldown_steps
     metrics: dict[str, float] = {}
-    step, end, cooling = 0, config.steps, False
+    step = 0
+    end = config.steps
+    cooling = False
     while step < end:
         step += 1
         rise, fall = step / max(1, config.warmup_steps), (end - step + 1) / (cooldown + 1)
@@ -196,7 +201,7 @@ def _texts(problems: Sequence[Problem]) -> list[str]:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """One thread: sums then have one order, so equal inputs give equal bytes; tiny matrices are faster so, too."""
+    """One thread: sums then have one order, so equal inputs give equal bytes; and tiny matrices are faster that way."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -206,6 +211,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Return a randomly initialised ``transformers`` model of the named family and size."""
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model_config = AutoConfig.for_model(
         config.architecture,
@@ -241,7 +247,7 @@ def _initialise(model: PreTrainedModel, seed: int) -> None:
 
 
 def make_tokenizer(config: TokenizerConfig, texts: Sequence[str], context_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with chat template, pad and end token; ``texts`` teach a BPE its merges, bytes need none."""
+    """Return a tokenizer with chat template, pad and end token; ``texts`` teach a BPE its merges, bytes need none."""
     backend = _byte_tokenizer() if config.kind == "characters" else _bpe_tokenizer(texts, config.vocab_size)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(

@@ -54,8 +54,9 @@ def learner_advantages(
     config: CreditConfig,
     rollout_ids_PNG: npt.ArrayLike | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """`group_advantages` under a config: own responses only without ``share_rollouts``, ω = 1 without
-    capability-awareness.
+    """Return `group_advantages` as a config wants them.
+
+    Without ``share_rollouts`` only own responses count; without ``capability_aware_advantage`` every ω is 1.
     """
     capability = as_floats("capability", capability_N, axes="N")
     if not config.capability_aware_advantage:

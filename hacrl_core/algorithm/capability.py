@@ -7,7 +7,8 @@ from hacrl_core.algorithm.checks import FloatArray, as_floats, masked_floats
 from hacrl_core.errors import AlgorithmError
 
 CAPABILITY_FLOOR = 1e-8  # an agent that never scores still divides
-OMEGA_MIN, OMEGA_MAX = 0.1, 10.0
+OMEGA_MIN = 0.1
+OMEGA_MAX = 10.0
 
 
 def smoothed_capability(mean_rewards_IN: npt.ArrayLike, window: int) -> FloatArray:
@@ -38,8 +39,9 @@ def smoothed_capability(mean_rewards_IN: npt.ArrayLike, window: int) -> FloatArr
 
 
 def capability_ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
-    """ω(a, b) = P̂a / P̂b, clamped to [0.1, 10]: how much more a reward of `b` is worth on the scale of `a` (paper, eq.
-    8).
+    """ω(a, b) = P̂a / P̂b, clamped to [0.1, 10] (paper, eq. 8).
+
+    It says how much more a reward of `b` is worth on the scale of `a`.
     """
     top = np.asarray(numerator, dtype=np.float64)
     bottom = np.asarray(denominator, dtype=np.float64)
@@ -56,17 +58,16 @@ def capability_ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> Fl
 
 
 def gradient_omega(capability_N: npt.ArrayLike, *, learner: int) -> FloatArray:
-    """ω(sampler, learner) of every sampler, the factor of its responses in the learner's gradient (paper, eq. 8); 1 for
-    the learner.
+    """Return ω(sampler, learner) of every sampler (paper, eq. 8); 1 for the learner itself.
+
+    It is the factor of the sampler's responses in the learner's gradient.
     """
     capability = _capabilities(capability_N, learner)
     return capability_ratio(capability, capability[learner])
 
 
 def baseline_omega(capability_N: npt.ArrayLike, *, learner: int) -> FloatArray:
-    """ω(learner, sampler) of every sampler, its factor in the baseline: the inverse of the *clamped* ω(sampler,
-    learner).
-    """
+    """Return ω(learner, sampler), a sampler's factor in the baseline: 1 / the *clamped* ω(sampler, learner)."""
     inverse: FloatArray = 1.0 / gradient_omega(capability_N, learner=learner)
     return inverse
 

@@ -87,8 +87,9 @@ def require_shared(
 
 
 def require_calibrated(config: HacpoConfig) -> None:
-    """Raise if the window is still to be calibrated: a bound taken from one minibatch would differ from the
-    iteration's.
+    """Raise if the window is still to be calibrated.
+
+    A bound taken from one minibatch would differ from the iteration's.
     """
     if config.calibrated_share is not None:
         raise AlgorithmError(
@@ -105,7 +106,10 @@ def require_loss_inputs(
     config: HacpoConfig,
     rollout_ids: Sequence[str] | None,
 ) -> None:
-    """Raise unless the inputs of the loss fit together and are finite; ``numbers`` starts with the learner's log-probs."""
+    """Raise unless the inputs of the loss fit together and are finite.
+
+    ``numbers`` starts with the learner's log-probs. Those per token are checked by the objective, which knows the rows.
+    """
     if config.ratio_level == "token" and mask_BT is None:
         raise AlgorithmError("ratio_level 'token': mean log-probs do not determine this loss; use make_objective")
     if update_index < 0:

@@ -1,5 +1,6 @@
-"""Diagnostics: the numbers that say whether sharing works, as metrics ready for a manifest. docs/algorithm.md explains
-each.
+"""Diagnostics: the numbers that say whether sharing works, as metrics ready for a manifest.
+
+docs/algorithm.md explains each of them.
 """
 
 import math
@@ -46,9 +47,7 @@ class RowStats:
         kl: Tensor | None = None,
         mask_BT: Tensor | None = None,
     ) -> Self:
-        """Summarise the terms of a minibatch; with ``mask_BT`` they are per token, and a row's numbers are over its
-        tokens.
-        """
+        """Return the statistics of a minibatch; with ``mask_BT`` its terms are per token, and a row sums them up."""
         count = torch.ones(len(is_own), dtype=terms.ratio.dtype, device=is_own.device) if count is None else count
         kl = torch.full_like(count, torch.nan) if kl is None else kl
         ratio, weight = terms.ratio, terms.weight
@@ -79,8 +78,7 @@ def summarise(
     omega_max: float = OMEGA_MAX,
     prefix: str = "update/",
 ) -> dict[str, float]:
-    """Return one learner's metrics of an iteration, from the row statistics of all its updates; rows weigh by their
-    count.
+    """Return one learner's metrics of an iteration from the statistics of all its updates; rows weigh by their count.
 
     ``omega_max`` is the largest ω(sampler, learner) in use, for the bound on a foreign weight. A metric without data is
     left out rather than NaN: a run without foreign responses has no foreign ratio.
@@ -170,7 +168,7 @@ def credit_metrics(
     learner: int,
     prefix: str = "credit/",
 ) -> dict[str, float]:
-    """Return one learner's metrics of the credit stage: signal, baseline, its capability and ω of every other sampler."""
+    """Return one learner's metrics of the credit stage: signal, baseline, capability, ω of the other samplers."""
     omega = gradient_omega(capability_N, learner=learner)
     metrics = {
         "no_signal_share": share_without_signal(advantages_PNG),
@@ -182,8 +180,7 @@ def credit_metrics(
 
 
 def gradient_cosine(own: Tensor | Mapping[str, Tensor], foreign: Tensor | Mapping[str, Tensor]) -> float | None:
-    """Return the cosine between own and foreign gradient, as vectors or as dicts by parameter name; None if either is
-    zero.
+    """Return the cosine between own and foreign gradient (vectors, or dicts by parameter); None if either is zero.
 
     The paper proves it positive under an assumption; this measures it. Accumulates in float64, one parameter at a time.
     """

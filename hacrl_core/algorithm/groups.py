@@ -1,4 +1,4 @@
-"""From one row per rollout to the arrays of the algorithm; a group with a hole in it is refused by name."""
+"""From one row per rollout to the arrays of the algorithm; a group with a hole is refused by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,7 @@ class Groups:
     rollout_ids_PNG: npt.NDArray[np.object_]
 
     def mean_rewards(self) -> FloatArray:
-        """Mean reward of each agent in this iteration, the row it adds to the capability history; NaN if nothing was
-        verified.
-        """
+        """Return each agent's mean reward, the row it adds to the capability history; NaN if nothing was verified."""
         values, valid = masked_floats("rewards", self.rewards_PNG, axes="PNG")
         total_N, count_N = np.where(valid, values, 0.0).sum(axis=(0, 2)), valid.sum(axis=(0, 2))
         mean_N: FloatArray = np.where(count_N > 0, total_N / np.maximum(count_N, 1), np.nan)
@@ -38,7 +36,7 @@ def arrange_groups(
     rewards: Sequence[float | None],
     agents: Sequence[str],
 ) -> Groups:
-    """Rows in any order into P × N × G; a reward of None is a verifier failure.
+    """Return rows in any order as P × N × G; a reward of None is a verifier failure.
 
     Within a group the order is that of the rows.
     """

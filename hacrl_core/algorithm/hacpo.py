@@ -60,8 +60,9 @@ def log_ratio(learner: Tensor, sampler: Tensor, max_abs_log_ratio: float) -> Ten
 
 
 def own_term(ratio: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:
-    """min(s·A, clip(s, 1 − low, 1 + high)·A): the `min` clips only what would move further the way the advantage
-    points.
+    """min(s·A, clip(s, 1 − low, 1 + high)·A).
+
+    The `min` clips only what would move further the way the advantage points.
     """
     low = 1.0 - config.self_clip_low
     high = 1.0 + config.self_clip_high
@@ -77,8 +78,9 @@ def own_term(ratio: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:
 
 
 def foreign_window(update_index: int, config: HacpoConfig) -> tuple[float, float]:
-    """[min(1, 1 − δ + m·δ_step), 1]: the window of a foreign ratio narrows from below with every update of the
-    iteration.
+    """[min(1, 1 − δ + m·δ_step), 1]: the interval a foreign ratio is clipped to.
+
+    It narrows from below with every update of the iteration, as the learner leaves the policy it was compared with.
     """
     step = config.cross_clip_step if config.stepwise_clip else 0.0
     low = min(FOREIGN_CEILING, 1.0 - config.cross_clip_delta + update_index * step)
@@ -88,11 +90,10 @@ def foreign_window(update_index: int, config: HacpoConfig) -> tuple[float, float
 def foreign_term(
     ratio: Tensor, advantage: Tensor, omega: Tensor, window: tuple[float, float], config: HacpoConfig
 ) -> Terms:
-    """clip(s, window) · stopgrad(clip(s, window))^α · ω(sampler, learner) · A, without `min`: outside the window no
-    gradient.
+    """clip(s, window) · stopgrad(clip(s, window))^α · ω(sampler, learner) · A.
 
-    ``pessimistic`` (an extension, not of the paper): min(s·A, clip(s, window)·A) · stopgrad(min(s, 1))^α · ω. Both
-    readings of "naive" sharing take GSPO's own term.
+    There is no `min`: outside the window a response has no gradient. ``pessimistic`` (an extension, not of the paper)
+    is min(s·A, clip(s, window)·A) · stopgrad(min(s, 1))^α · ω. Both readings of "naive" sharing take GSPO's own term.
     """
     if not config.capability_in_gradient:
         omega = torch.ones_like(omega)
@@ -150,7 +151,7 @@ def response_terms(
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor, max_abs_log_ratio: float) -> Tensor:
-    """Per-token k3 estimate of KL(learner ‖ starting policy): r − log r − 1 with r = start / learner; never negative."""
+    """r − log r − 1 with r = start / learner: the k3 estimate of KL(learner ‖ start) per token, never negative."""
     log_r = torch.clamp(reference_logprobs - logprobs, -max_abs_log_ratio, max_abs_log_ratio)
     return torch.expm1(log_r) - log_r
 

@@ -53,8 +53,7 @@ class ObjectiveRows:
 
 
 def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfig) -> Objective:
-    """Return a function from the learner's log-probs of some rows to their share of the loss; the shares add up to the
-    whole.
+    """Return a function from the learner's log-probs of some rows to their share of the loss; shares add up.
 
     HACPO and GSPO take one ratio per response; GRPO one per token, averaged over the response, so that in each of them
     a long response weighs as much as a short one. Works in float64 whatever the model's dtype: GSPO's window is 3e-4
@@ -115,8 +114,7 @@ class _RowObjective:
         return loss.to(logprobs_BT.dtype), stats.as_dict()
 
     def denominator(self, now: Tensor, mask_BT: Tensor, index_B: Tensor, shaped: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the log-prob each response is compared with: its sampler's, or the learner's at the start of the
-        iteration.
+        """Return what each response is compared with: its sampler, or the learner at the start of the iteration.
 
         Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is
         its present value. The noise between two forward passes would be wider than GSPO's window.
@@ -159,7 +157,8 @@ class _RowObjective:
         )
         if self.update_index > 0 and needs_old and self.rows.old_logprobs is None:
             raise AlgorithmError(
-                f"objective: foreign_treatment {self.config.foreign_treatment!r} and ratio_level {self.config.ratio_level!r} need "
+                f"objective: foreign_treatment {self.config.foreign_treatment!r} and "
+                f"ratio_level {self.config.ratio_level!r} need "
                 "old_logprobs after the first update; pass the learner's scores of the start of the iteration"
             )
         if self.update_index > 0 and self.old is not None:
@@ -175,8 +174,8 @@ class _RowObjective:
             ]
             if any(missing):
                 raise AlgorithmError(
-                    f"objective: kl_coefficient {self.config.kl_coefficient:g} needs reference_logprobs for every own response; "
-                    f"none at {name_rollouts(missing, self.rows.rollout_ids)}"
+                    f"objective: kl_coefficient {self.config.kl_coefficient:g} needs reference_logprobs "
+                    f"for every own response; none at {name_rollouts(missing, self.rows.rollout_ids)}"
                 )
 
     def require_tokens(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class SamplingParams:
+    """How tokens are drawn, and where a response ends at the latest."""
+
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
@@ -26,6 +28,8 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
+    """One response, with its log-probs."""
+
     request_id: str
     token_ids: tuple[int, ...]  # the end token included where the model wrote one
     text: str  # without special tokens
@@ -41,10 +45,12 @@ class GenerationEngine(Protocol):
     """Samples from one agent's checkpoint folder; stays warm between calls, reloads when the weights change."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The engine's name, as manifests record it."""
 
     @property
-    def version(self) -> str: ...
+    def version(self) -> str:
+        """The versions behind it, as manifests record them."""
 
     def generate(
         self,
@@ -53,6 +59,8 @@ class GenerationEngine(Protocol):
         requests: Sequence[GenerationRequest],
         params: SamplingParams,
         on_progress: ProgressCallback | None = None,
-    ) -> list[Generation]: ...
+    ) -> list[Generation]:
+        """Return one response per request, in their order, all from the policy ``policy_digest``."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop and free everything; the next call starts again."""

@@ -11,6 +11,8 @@ from hacrl_core.rendering import decode_response
 
 
 class StopStrings:
+    """The stop strings of a call, found in tokens and cut from texts."""
+
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._strings = tuple(strings)

@@ -47,9 +47,7 @@ class Learner:
         self._saved_shares: list[float] = []
 
     def learn(self, responses: Sequence[Response], progress: Callable[[int, int, str], None]) -> Metrics:
-        """Make every update of the iteration and return its metrics; raise `DivergenceError` where a number is not
-        finite.
-        """
+        """Make every update of the iteration and return its metrics; raise `DivergenceError` on a non-finite number."""
         self.algorithm = calibrated_config(
             self.algorithm,
             np.array([response.old_mean for response in responses]),
@@ -79,8 +77,9 @@ class Learner:
         return metrics
 
     def _prepare(self, batch: Sequence[Response], index: int) -> tuple[list[TrainSequence], Objective]:
-        """Leave out responses whose gradient is zero for certain, merge identical ones, and wrap the rest for the
-        trainer.
+        """Wrap responses for the trainer.
+
+        Those whose gradient is zero for certain are left out, and identical ones are merged.
         """
         kl = self.algorithm.kl_coefficient
         plan = plan_rows(

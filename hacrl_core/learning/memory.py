@@ -1,10 +1,12 @@
-"""How much memory an agent's stages will take, from its config alone; ``make bench-memory`` compares it with what they
-do take.
+"""How much memory an agent's stages will take, from its config alone.
+
+``make bench-memory`` compares the estimate with what they do take.
 
 With N parameters, L layers, hidden size H, query width Q (heads × head size), key width K, MLP width I, vocabulary V, b
 bytes per sampling weight:
 
-    generate  b·N + batch·(prompt + max_tokens)·2·L·K·b·1.5 (slots grow with room to spare) + 3·batch·V·4 (logits and their sums)
+    generate  b·N + batch·(prompt + max_tokens)·2·L·K·b·1.5 (slots grow with room to spare)
+              + 3·batch·V·4 (logits and their sums)
     score     4·N + tokens·4·(4·H + 2·Q + 3·I) (one layer at a time) + logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + logits of a chunk
               activations = tokens·L·4·(6·H + 5·Q + 4·I), with gradient checkpointing tokens·4·(L·H + 6·H + 5·Q + 4·I)
@@ -39,9 +41,8 @@ class Shape:
     mlp: int
     vocabulary: int
     context: int
-    linear: tuple[
-        tuple[int, int], ...
-    ] = ()  # inputs and outputs of every linear layer but the head: what LoRA attaches to
+    # Inputs and outputs of every linear layer but the head: what LoRA attaches to.
+    linear: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class Estimate:
 
     @property
     def highest(self) -> int:
+        """The largest of the three peaks."""
         return max(self.generate, self.score, self.update)
 
 
 def shape_of(config: Any, *, trust_remote_code: bool = False) -> Shape:
-    """Of a transformers config. The model is built without memory, so that parameters are counted, not guessed."""
+    """Return the shape of a transformers config, counted on a model that is built without memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()

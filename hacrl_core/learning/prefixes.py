@@ -1,5 +1,4 @@
-"""Each distinct prefix of a microbatch runs through the model once: a prompt for all its responses, and what responses
-share.
+"""Shared prefixes: what the sequences of a microbatch have in common runs through the model once.
 
 In a causal model a token's states depend on its prefix only. So the tokens of a microbatch are nodes of a tree, and all
 that works token by token (projections, norms, feed-forward layers) sees every node once. Attention alone needs whole
@@ -122,9 +121,7 @@ def _attention(
     cell_N: Tensor,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Nodes [1, heads, N, channels] → rows [B, heads, T, channels], causal attention there, and back to nodes [1, N,
-    heads, channels].
-    """
+    """Map nodes [1, heads, N, channels] to rows, attend causally there, and map back to [1, N, heads, channels]."""
 
     def laid_out(states: Tensor) -> Tensor:
         _, heads, nodes, channels = states.shape

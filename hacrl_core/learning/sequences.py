@@ -1,5 +1,4 @@
-"""Token sequences for scoring and training: checking, sorting into microbatches, padding, and leaving out wasted work.
-"""
+"""Token sequences for scoring and training: checks, microbatches, padding, and leaving out wasted work."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -56,8 +55,8 @@ def check_sequences(sequences: Sequence[TrainSequence], *, vocabulary: int, cont
             raise EngineError(f"sequence {row}: the {part} has no tokens; leave the row out before scoring or training")
         if len(prompt) + len(response) > context_length:
             raise EngineError(
-                f"sequence {row}: {len(prompt)} + {len(response)} tokens exceed the model's {context_length} positions; "
-                "lower max_tokens"
+                f"sequence {row}: {len(prompt)} + {len(response)} tokens exceed the model's {context_length} "
+                "positions; lower max_tokens"
             )
         if max(max(prompt), max(response)) >= vocabulary or min(min(prompt), min(response)) < 0:
             raise EngineError(
@@ -68,7 +67,7 @@ def check_sequences(sequences: Sequence[TrainSequence], *, vocabulary: int, cont
 def microbatches(
     sequences: Sequence[TrainSequence], token_budget: int, pad_token_id: int, *, share_prefixes: bool = False
 ) -> list[Microbatch]:
-    """Rows cut into microbatches of at most ``token_budget`` tokens, the longest first, so that memory peaks at once.
+    """Cut rows into microbatches of at most ``token_budget`` tokens, the longest first, so that memory peaks at once.
 
     Without shared prefixes rows are sorted by length and padded tokens count. With them the responses of a prompt stay
     together, and of what a token keeps in memory three quarters go with the distinct prefixes and one with the padded
@@ -86,23 +85,31 @@ def microbatches(
 
 
 def _cut(order: Ints, lengths: Ints, new: Ints, budget: int, *, padded_counts: int) -> list[Ints]:
-    """``order`` in pieces within the budget; ``padded_counts`` quarters of a token count where it is padded, the rest
-    where it is new beside the row before, which ``new`` has the number of.
+    """Cut ``order`` into pieces within the budget.
+
+    Of a token ``padded_counts`` quarters count where it is padded, and the rest where it is new beside the row before;
+    ``new`` holds the number of such tokens per row.
     """
-    pieces, start, distinct, width = [], 0, 0, 0
+    pieces = []
+    start = 0
+    distinct = 0
+    width = 0
     for at, (length, own) in enumerate(zip(lengths[order].tolist(), new.tolist(), strict=True)):
         wider = max(width, length)
         cost = (4 - padded_counts) * (distinct + own) + padded_counts * wider * (at + 1 - start)
         if at > start and cost > 4 * budget:
             pieces.append(order[start:at])
-            start, distinct, wider, own = at, 0, length, length
+            start = at
+            distinct = 0
+            wider = own = length
         distinct, width = distinct + own, wider
     return [*pieces, order[start:]] if len(order) else []
 
 
 def _by_prompt(sequences: Sequence[TrainSequence], lengths: Ints) -> Ints:
-    """Prompts with their responses together, those with the longest first; responses sorted, so that neighbours share
-    most.
+    """Order rows by prompt, those with the longest row first.
+
+    The responses of a prompt are sorted, so that neighbours share most.
     """
     longest: dict[tuple[int, ...], int] = {}
     for sequence, length in zip(sequences, lengths.tolist(), strict=True):
@@ -172,7 +179,7 @@ def _pad(sequences: Sequence[TrainSequence], rows_B: Ints, lengths: Ints, pad_to
 
 
 def padding_share(batches: Sequence[Microbatch]) -> float:
-    """Share of the forward pass spent on padding."""
+    """Return the share of the forward pass spent on padding."""
     padded = sum(batch.input_ids_BT.size for batch in batches)
     return 1.0 - sum(batch.tokens for batch in batches) / max(1, padded)
 
@@ -188,7 +195,7 @@ class RowPlan:
 
 
 def merge_identical(keys: Sequence[Hashable]) -> tuple[Ints, Ints]:
-    """First row of each distinct key, and for every row the place of its first row among them."""
+    """Return the first row of each distinct key, and for every row the place of its first row among them."""
     places: dict[Hashable, int] = {}
     place_B = np.array([places.setdefault(key, len(places)) for key in keys], dtype=np.int64)
     first_K = np.unique(place_B, return_index=True)[1].astype(np.int64)

@@ -34,11 +34,13 @@ from hacrl_core.learning.fused import (
 from hacrl_core.learning.prefixes import attention_of, response_states, shares_prefixes
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches, padding_share
 
-_FAR = 1e-2  # learning rate × steps, from which on an update may have led anywhere
+_FAR = 1e-2  # learning rate × steps beyond which an update may have led anywhere
 
 
 @dataclass(frozen=True)
 class StepResult:
+    """What one optimizer step did."""
+
     loss: float
     gradient_norm: float  # before clipping
     stats: dict[str, npt.NDArray[np.float64]]  # the objective's statistics, one number per sequence, in the order given
@@ -58,7 +60,9 @@ class Trainer:
         self, agent: Agent, config: UpdateConfig, *, optimizer_state: Path | None = None, seed: int = 0
     ) -> None:
         """``optimizer_state`` is a folder written by ``save``; ``seed`` is used to initialise LoRA adapters only."""
-        self.agent, self.config, self.updates = agent, config, 0
+        self.agent = agent
+        self.config = config
+        self.updates = 0
         if any(p.dtype != torch.float32 for p in agent.model.parameters()):
             raise EngineError(
                 f"agent {agent.checkpoint}: training needs float32 master weights; load it with dtype=torch.float32"
@@ -72,9 +76,13 @@ class Trainer:
         with self._memory_explained():
             self._gradient = _one_buffer(self._parameters)
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=config.learning_rate, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay,
+            self._parameters,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
             fused=True,
-        )  # fmt: skip
+        )
         if config.gradient_checkpointing:
             _checkpoint_layers(agent)
         if optimizer_state is not None:
@@ -102,7 +110,7 @@ class Trainer:
         return StepResult(loss, norm, stats, sum(batch.tokens for batch in batches), padding_share(batches), finite)
 
     def gradient(self, sequences: Sequence[TrainSequence], objective: Objective) -> Tensor:
-        """The gradient of the loss, flat and unclipped; nothing is updated."""
+        """Return the gradient of the loss, flat and unclipped; nothing is updated."""
         self._accumulate(sequences, objective)
         return self._gradient.clone()
 
@@ -125,22 +133,23 @@ class Trainer:
         return math.isfinite(loss) and bool(torch.isfinite(self._gradient).all())
 
     def save(self, folder: Path) -> None:
-        """A plain checkpoint that runs alone, with the tokenizer, and what is needed to go on training from it."""
+        """Write a plain checkpoint that runs alone, with the tokenizer and the state needed to train on."""
         folder.mkdir(parents=True, exist_ok=True)
         merged = None if self._adapters is None else lora.save(self._adapters, self.agent.model, folder)
         checkpoints.save_model(self.agent, folder, merged)
         checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates)
 
     def trained(self) -> Agent | None:
-        """The agent without the trainer's memory, as it would be loaded from what ``save`` wrote; None where adapters
-        or recomputed layers make it another. The trainer is done then.
+        """Return the agent as if loaded from what ``save`` wrote; None where LoRA or checkpointing changed the model.
+
+        The trainer's memory is freed, so it cannot be used afterwards.
         """
         for parameter in self._parameters:
             parameter.grad = None
         return self.agent if self._adapters is None and not self.config.gradient_checkpointing else None
 
     def peak_memory_bytes(self) -> int:
-        """Peak of the process (CPU) or of the device's allocator (CUDA)."""
+        """Return the peak of the process (CPU) or of the device's allocator (CUDA)."""
         if self.agent.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.agent.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -197,8 +206,7 @@ class Trainer:
 
 
 def _one_buffer(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
-    """All gradients in one flat tensor, so that zeroing, norm and clip are one call each whatever the number of layers.
-    """
+    """Give all gradients one flat tensor, so that zeroing, norm and clip are one call each."""
     flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
     start = 0
     for parameter in parameters:
@@ -208,8 +216,10 @@ def _one_buffer(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
 
 
 def _checkpoint_layers(agent: Agent) -> None:
-    """Recompute layers in the backward pass. transformers does so only in training mode, so the layers' own flag is
-    set, and not that of the modules inside them: dropout stays off.
+    """Recompute layers in the backward pass.
+
+    transformers does so only in training mode, so the layers' own flag is set, and not that of the modules inside them:
+    dropout stays off.
     """
     agent.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layers = [module for module in agent.model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,5 +1,4 @@
-"""Sampling with nothing but torch and transformers: continuous batching, shared prefill, one random stream per request.
-"""
+"""The engine of torch and transformers alone: continuous batching, shared prefill, a random stream per request."""
 
 from hacrl_core.generation.builtin.engine import BuiltinEngine
 

@@ -26,16 +26,17 @@ class Decoder(Protocol):
 
     joinable: bool  # False: new rows may only be admitted when no row is live
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill: ...
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
+        """Read prompts; none of them becomes a live row yet."""
 
     def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:
         """Append one live row for each entry: a copy of that prompt's cache."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Live rows become these, in this order."""
+        """Make these the live rows, in this order."""
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """Append one token to every live row; logits_BV of the next."""
+        """Append one token to every live row; return the next logits_BV."""
 
     def reset(self) -> None:
         """Drop all rows, for example after an error."""
@@ -60,11 +61,13 @@ class GenericDecoder:
         self.reset()
 
     def reset(self) -> None:
+        """Drop all rows."""
         self._cache: DynamicCache | None = None
         self._mask_BT = torch.zeros((0, 0), dtype=torch.long, device=self.device)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
+        """Read prompts through the model's own forward."""
         width = max(map(len, prompts))
         ids = torch.tensor([[self.pad_token_id] * (width - len(p)) + list(p) for p in prompts], device=self.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
@@ -74,6 +77,7 @@ class GenericDecoder:
 
     @torch.inference_mode()
     def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:
+        """Append one live row for each entry: a copy of that prompt's cache."""
         cache, mask = prefill.cache
         index = torch.tensor(rows, device=self.device)
         chosen = _copy_of(cache, self.model.config)
@@ -88,6 +92,7 @@ class GenericDecoder:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
+        """Make these the live rows, in this order."""
         if not rows:
             self.reset()
             return
@@ -104,6 +109,7 @@ class GenericDecoder:
 
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
+        """Append one token to every live row; return the next logits_BV."""
         self._mask_BT = pad(self._mask_BT, (0, 1), value=1)
         return self._forward(tokens_B[:, None], self._mask_BT, self._cache)
 

@@ -53,7 +53,7 @@ class BuiltinEngine:
         params: SamplingParams,
         on_progress: ProgressCallback | None = None,
     ) -> list[Generation]:
-        """One response per request, in the order of the requests."""
+        """Return one response per request, in the order of the requests."""
         if not requests:
             return []
         loaded = self._load(checkpoint, policy_digest)
@@ -66,6 +66,7 @@ class BuiltinEngine:
             torch.cuda.empty_cache()
 
     def close(self) -> None:
+        """Free the agent's memory; there is nothing else to stop."""
         self.release()
 
     def _load(self, checkpoint: Path, policy_digest: str) -> _Loaded:
@@ -136,8 +137,8 @@ class BuiltinEngine:
                 )
             if length + params.max_tokens > context:
                 raise EngineError(
-                    f"{where}, request {request.request_id}: {length} prompt tokens + max_tokens {params.max_tokens} exceed "
-                    f"the model's context of {context}; lower max_tokens or drop the problem"
+                    f"{where}, request {request.request_id}: {length} prompt tokens + max_tokens {params.max_tokens} "
+                    f"exceed the model's context of {context}; lower max_tokens or drop the problem"
                 )
 
 

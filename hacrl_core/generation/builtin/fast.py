@@ -32,16 +32,23 @@ MIN_ROWS = 4  # below, matrix products take another kernel and round differently
 
 
 class FastDecoder:
+    """A decoder with keys and values in one preallocated tensor, one slot per live row."""
+
     joinable = True
 
     def __init__(self, model: PreTrainedModel, weights: DecoderWeights, pad_token_id: int) -> None:
-        self.model, self.weights, self.pad_token_id = model, weights, pad_token_id
-        self.device, self.dtype = weights.embedding_VH.device, weights.embedding_VH.dtype
+        self.model = model
+        self.weights = weights
+        self.pad_token_id = pad_token_id
+        self.device = weights.embedding_VH.device
+        self.dtype = weights.embedding_VH.dtype
         self._storage = self._no_storage()
         self.reset()
 
     def reset(self) -> None:
-        """Drop all rows. Main memory is kept for the next call: the system takes longer to hand it out than to fill it.
+        """Drop all rows.
+
+        Main memory is kept for the next call: the system takes longer to provide it than it takes to fill it.
         """
         self._rows = 0
         if self.device.type != "cpu" or self._storage.numel() * self._storage.element_size() > KEPT_BYTES:
@@ -73,6 +80,7 @@ class FastDecoder:
 
     @torch.inference_mode()
     def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:
+        """Append one live row for each entry: a copy of that prompt's cache."""
         states = prefill.cache
         start, end = self._rows, self._rows + len(rows)
         lengths = [prefill.lengths[row] for row in rows]
@@ -84,6 +92,7 @@ class FastDecoder:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
+        """Make these the live rows, in this order."""
         moved = [(to, at) for to, at in enumerate(rows) if to != at]
         if moved:
             to, at = (list(column) for column in zip(*moved, strict=True))
@@ -94,6 +103,7 @@ class FastDecoder:
 
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
+        """Append one token to every live row; return the next logits_BV."""
         live = self._rows
         self._reserve(max(live, MIN_ROWS), max(self._lengths) + 1)
         lengths_B = self._lengths_B
@@ -116,7 +126,9 @@ class FastDecoder:
             return
         if length > have_length:
             length = _round_up(max(length, have_length + have_length // 8), LENGTH_STEP)
-        rows, length, old = max(rows, have_rows), max(length, have_length), self._cache
+        rows = max(rows, have_rows)
+        length = max(length, have_length)
+        old = self._cache
         w = self.weights
         size = w.layers * 2 * rows * w.kv_heads * length * w.head_dim
         if size <= self._storage.numel() and rows == have_rows:
@@ -132,8 +144,7 @@ class FastDecoder:
 
 
 def _move_apart(storage: Tensor, rows: int, old: int, new: int) -> None:
-    """Rows of ``old`` numbers become rows of ``new`` in place: the last first, in blocks that end before their target.
-    """
+    """Widen rows of ``old`` numbers to rows of ``new`` in place: last first, in blocks that end before their target."""
     end = rows
     while end > 1:
         start = -(-end * old // new)
@@ -147,7 +158,10 @@ def _move_apart(storage: Tensor, rows: int, old: int, new: int) -> None:
 
 def decode_step(w: DecoderWeights, cache: Tensor, tokens_B: Tensor, lengths_B: Tensor) -> Tensor:
     """One token per row through all layers: writes its keys and values at ``lengths_B``, returns the next logits_BV."""
-    batch, width, groups, half = len(tokens_B), cache.shape[4], w.heads // w.kv_heads, w.head_dim // 2
+    batch = len(tokens_B)
+    width = cache.shape[4]
+    groups = w.heads // w.kv_heads
+    half = w.head_dim // 2
     turning = w.heads + w.kv_heads  # queries and keys are rotated, values are not
     x_BH = w.embedding_VH[tokens_B]
     cos_B1D, sin_B1D = w.cos_TD[lengths_B, None], w.sin_TD[lengths_B, None]
@@ -204,9 +218,7 @@ _proofs: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictio
 
 
 def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length: int) -> FastDecoder | None:
-    """The fast decoder if the model has the shape and the step reproduces its forward; otherwise None, with the reason
-    logged.
-    """
+    """Return the fast decoder if it fits the model and reproduces its forward; otherwise None, with a log message."""
     weights = decoder_weights(model, context_length)
     if weights is None:
         return None
@@ -228,8 +240,7 @@ def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length
 
 @torch.inference_mode()
 def _probe(decoder: FastDecoder) -> tuple[float, float]:
-    """Largest difference from a full forward over two prompts of unequal length and three steps, and what is allowed.
-    """
+    """Return the largest difference from a full forward (two prompts, three steps), and the difference allowed."""
     vocabulary = decoder.weights.head_VH.shape[0]
     ids = torch.arange(12, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
     logits_TV = decoder.model(input_ids=ids[None], use_cache=False).logits[0].float()

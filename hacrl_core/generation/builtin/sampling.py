@@ -33,20 +33,20 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 def stream_keys(seeds: np.ndarray) -> np.ndarray:
-    """Seeds, also small consecutive ones, to keys spread over 64 bits."""
+    """Spread seeds, also small consecutive ones, over 64 bits."""
     return _mix64(seeds.astype(np.uint64) + _WEYL)
 
 
 def uniforms(keys_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:
-    """SplitMix64 as a counter-based generator: the number at ``position`` of the stream ``key``, in [0, 1) with 53
-    bits.
-    """
+    """Return the number at ``position`` of the stream ``key``, in [0, 1) with 53 bits: SplitMix64 with a counter."""
     words = _mix64(keys_B + (positions_B.astype(np.uint64) + np.uint64(1)) * _WEYL)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True)
 class Draw:
+    """One token per row, its log-probs, and where rounding could have tipped the draw."""
+
     tokens_B: Tensor
     policy_logprobs_B: Tensor  # of the raw policy
     sampling_logprobs_B: Tensor  # of the distribution drawn from; 0 when greedy
@@ -54,8 +54,9 @@ class Draw:
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> Draw:
-    """One token per row. Order of the filters: temperature, top-k, top-p on what top-k left, as in transformers and
-    vLLM.
+    """Draw one token per row.
+
+    The order of the filters is that of transformers and vLLM: temperature, top-k, top-p on what top-k left.
     """
     logits_BV = logits_BV.float()
     if params.temperature == 0:
@@ -85,6 +86,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> Draw:
 
 
 def logprobs_of(logits_BV: Tensor, tokens_B: Tensor) -> Tensor:
+    """Return the log-prob of one token per row, in float64."""
     return logits_BV.gather(1, tokens_B[:, None])[:, 0].double() - torch.logsumexp(logits_BV, -1)
 
 

@@ -1,5 +1,4 @@
-"""Continuous batching: rows that finish leave, waiting requests take their place, a prompt is read once for its group.
-"""
+"""Continuous batching: finished rows leave, waiting requests take their place, a prompt is read once for its group."""
 
 import time
 from collections import Counter, deque
@@ -23,6 +22,8 @@ AloneLogits = Callable[[Sequence[int]], Tensor]  # token ids of one sequence to 
 
 @dataclass(frozen=True)
 class Sampled:
+    """What was written for one request."""
+
     token_ids: list[int]
     policy_logprobs: list[float]
     sampling_logprobs: list[float]
@@ -31,6 +32,8 @@ class Sampled:
 
 @dataclass(frozen=True)
 class StopRule:
+    """What ends a response: an end token, or a stop string."""
+
     token_ids: tuple[int, ...]
     strings: StopStrings
 
@@ -50,8 +53,13 @@ class Scheduler:
         logits_alone: AloneLogits | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
-        self._decoder, self._requests, self._params, self._stop = decoder, requests, params, stop
-        self._device, self._alone, self._on_progress = device, logits_alone, on_progress
+        self._decoder = decoder
+        self._requests = requests
+        self._params = params
+        self._stop = stop
+        self._device = device
+        self._alone = logits_alone
+        self._on_progress = on_progress
         self._capacity = min(batch_size, len(requests))
         self._results: list[Sampled | None] = [None] * len(requests)
         self._queue = _grouped_by_prompt(requests)
@@ -72,6 +80,7 @@ class Scheduler:
         self._reported = time.monotonic()
 
     def run(self) -> list[Sampled]:
+        """Sample until every request is answered; return the answers in the order of the requests."""
         logits_BV: Tensor | None = None
         while self._queue or len(self._request_B):
             logits_BV = self._admit(logits_BV)
@@ -175,7 +184,9 @@ class Scheduler:
         for row in np.flatnonzero(finished_B).tolist():
             self._close_row(row, "stop" if stopped_B[row] else "length")
         rows = _fill_holes(finished_B)
-        self._request_B, self._slot_B, self._count_B = self._request_B[rows], self._slot_B[rows], self._count_B[rows]
+        self._request_B = self._request_B[rows]
+        self._slot_B = self._slot_B[rows]
+        self._count_B = self._count_B[rows]
         self._decoder.keep(rows.tolist())
         return torch.from_numpy(rows).to(tokens_B.device)
 

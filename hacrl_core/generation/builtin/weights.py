@@ -13,6 +13,8 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles do no
 
 @dataclass(frozen=True)
 class BlockWeights:
+    """The weights of one layer."""
+
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -30,6 +32,8 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
+    """The weights and constants of a whole decoder."""
+
     embedding_VH: Tensor
     head_VH: Tensor
     final_norm: Tensor
@@ -47,11 +51,12 @@ class DecoderWeights:
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return len(self.blocks)
 
 
 def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeights | None:
-    """None when the model is not of this shape."""
+    """Read a model's weights; return None when it is not of this shape."""
     if not _supported(model):
         return None
     config, base = model.config, model.model

@@ -14,8 +14,9 @@ from hacrl_core.generation.vllm.proof import Expected
 
 @dataclass(frozen=True)
 class Response:
-    """What vLLM wrote. The log-probs are those of the distribution sampled from, except at temperature 0: the raw
-    policy's.
+    """What vLLM wrote.
+
+    The log-probs are those of the distribution sampled from, except at temperature 0: there they are the raw policy's.
     """
 
     request_id: str
@@ -29,8 +30,11 @@ OnTokens = Callable[[int], None]
 
 
 class Backend(Protocol):
+    """A place where vLLM runs, holding the weights of one policy at a time."""
+
     @property
-    def version(self) -> str: ...
+    def version(self) -> str:
+        """vLLM's version there."""
 
     @property
     def unproved(self) -> str:
@@ -39,7 +43,8 @@ class Backend(Protocol):
     def load(self, checkpoint: Path, digest: str, max_length: int, dtype: str) -> None:
         """Start, with these weights."""
 
-    def swap(self, checkpoint: Path, digest: str) -> None: ...
+    def swap(self, checkpoint: Path, digest: str) -> None:
+        """Replace the weights without a restart."""
 
     def differing(self, checkpoint: Path) -> list[str]:
         """Parameters in vLLM's memory that are not those of the checkpoint; empty also where that cannot be asked."""
@@ -54,12 +59,15 @@ class Backend(Protocol):
         expected: Expected,
         on_response: OnResponse,
         on_tokens: OnTokens,
-    ) -> None: ...
+    ) -> None:
+        """Sample; responses are reported as they finish, tokens as they are written."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop what we started there."""
 
 
 def vllm_params(params: SamplingParams, expected: Expected) -> dict[str, Any]:
+    """Return the sampling settings under vLLM's names."""
     return {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -83,13 +91,16 @@ class WorkerBackend:
 
     @property
     def version(self) -> str:
+        """vLLM's version in the worker's environment."""
         return f"vllm {self._worker.version}"
 
     @property
     def pid(self) -> int:
+        """The worker's process id."""
         return self._worker.pid
 
     def load(self, checkpoint: Path, digest: str, max_length: int, dtype: str) -> None:
+        """Start the worker and an engine with these weights."""
         config = self._config
         self._worker.start(config.startup_timeout)
         self._begin(
@@ -107,15 +118,18 @@ class WorkerBackend:
         self._finish()
 
     def swap(self, checkpoint: Path, digest: str) -> None:
+        """Replace the weights without a restart."""
         self._begin("swap", digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
         self._finish()
 
     def differing(self, checkpoint: Path) -> list[str]:
+        """Return the parameters in vLLM's memory that are not those of the checkpoint."""
         self._begin("prove", self._digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
         found: list[str] = self._finish()["differing"]
         return found
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return log-probs under the raw policy of every token but the first."""
         self._begin("score", self._digest, self._config.request_timeout, sequences=[list(ids) for ids in sequences])
         found: list[list[float]] = self._finish()["logprobs"]
         return found
@@ -128,6 +142,7 @@ class WorkerBackend:
         on_response: OnResponse,
         on_tokens: OnTokens,
     ) -> None:
+        """Sample; responses are reported as they finish, tokens as they are written."""
         wanted = [{"id": r.request_id, "prompt": list(r.prompt_token_ids), "seed": r.seed} for r in requests]
         self._begin(
             "sample", self._digest, self._config.request_timeout, requests=wanted, params=vllm_params(params, expected)
@@ -141,6 +156,7 @@ class WorkerBackend:
             on_response(Response(reply["id"], *fields))
 
     def close(self) -> None:
+        """End the worker and everything it started."""
         self._worker.kill()
 
     def _begin(self, operation: str, digest: str, seconds: float, **arguments: Any) -> None:

@@ -104,7 +104,8 @@ class VllmEngine:
         """Stop the worker; the next call starts one again."""
         with self._lock:
             self._stop_at_exit.detach()
-            backend, self._backend, self._expected = self._backend, None, None
+            backend = self._backend
+            self._backend = self._expected = None
             if backend is not None:
                 backend.close()
 
@@ -146,8 +147,8 @@ class VllmEngine:
         if self._fresh_deviation > allowed:
             self.close()
             raise EngineError(
-                f"agent {checkpoint}: vLLM's log-probs differ from the built-in forward by {self._fresh_deviation:.3g} nats "
-                f"per token, more than {allowed:.3g}; {backend.unproved}"
+                f"agent {checkpoint}: vLLM's log-probs differ from the built-in forward by "
+                f"{self._fresh_deviation:.3g} nats per token, more than {allowed:.3g}; {backend.unproved}"
             )
         wrong = self._wrong_weights(checkpoint)
         if wrong and self.config.url:  # it may have served another policy before; a new worker of ours has not
@@ -167,8 +168,8 @@ class VllmEngine:
         """A server may be given other weights by somebody else in the middle of a call; our own worker may not."""
         if self.config.url and not self._has(checkpoint, expected):
             raise EngineError(
-                f"agent {checkpoint}: the weights of the server at {self.config.url} changed during the call and its responses are "
-                "dropped; give each agent a server of its own"
+                f"agent {checkpoint}: the weights of the server at {self.config.url} changed during the call and its "
+                "responses are dropped; give each agent a server of its own"
             )
 
     def _has(self, checkpoint: Path, expected: Expected) -> bool:
@@ -189,8 +190,8 @@ class VllmEngine:
         limit_tokens = self._max_length(expected)
         if params.temperature > HIGHEST_TEMPERATURE:
             raise EngineError(
-                f"agent {checkpoint}: vLLM samples at temperatures up to {HIGHEST_TEMPERATURE:g}, not {params.temperature:g}; "
-                "lower generate.temperature or choose the built-in engine"
+                f"agent {checkpoint}: vLLM samples at temperatures up to {HIGHEST_TEMPERATURE:g}, not "
+                f"{params.temperature:g}; lower generate.temperature or choose the built-in engine"
             )
         if len({request.request_id for request in requests}) < len(requests):
             raise EngineError(f"agent {checkpoint}: two requests have the same request_id; give each its own")
@@ -200,13 +201,14 @@ class VllmEngine:
                 raise EngineError(f"{where}: the prompt has no tokens; give it a message")
             if self.max_prompt_tokens is not None and length > self.max_prompt_tokens:
                 raise EngineError(
-                    f"{where}: a prompt of {length} tokens is longer than max_prompt_tokens = {self.max_prompt_tokens}; "
-                    "raise it or drop the problem"
+                    f"{where}: a prompt of {length} tokens is longer than "
+                    f"max_prompt_tokens = {self.max_prompt_tokens}; raise it or drop the problem"
                 )
             if length + params.max_tokens > limit_tokens:
                 raise EngineError(
-                    f"{where}: {length} prompt tokens + max_tokens {params.max_tokens} exceed the limit of {limit_tokens} "
-                    "tokens (engine.max_length, or the model's context); lower max_tokens or drop the problem"
+                    f"{where}: {length} prompt tokens + max_tokens {params.max_tokens} exceed the limit of "
+                    f"{limit_tokens} tokens (engine.max_length, or the model's context); lower max_tokens or drop the "
+                    "problem"
                 )
 
     def _sample(

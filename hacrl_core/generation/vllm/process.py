@@ -1,5 +1,4 @@
-"""The processes on our side of the pipes: a launcher per vLLM environment, forking workers, and one handle per worker.
-"""
+"""The processes on our side of the pipes: one launcher per vLLM environment, which forks workers, and their handles."""
 
 import contextlib
 import json
@@ -18,7 +17,8 @@ from hacrl_core.errors import EngineError
 
 Message = dict[str, Any]
 WORKER_FOLDER = Path(__file__).parent / "worker"
-TAIL_LINES, TAIL_WIDTH = 12, 300
+TAIL_LINES = 12
+TAIL_WIDTH = 300
 
 # One engine process per GPU set, no usage reports, no downloads, no thread pinning (agents share the cores).
 ENVIRONMENT = {
@@ -30,10 +30,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
-DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}  # where the user has set nothing else
+# Where the user has set nothing else.
+DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 class WorkerDied(Exception):
@@ -59,8 +57,9 @@ class _Log:
 
 
 class Launcher:
-    """The process that has vLLM imported and forks workers; shared by the engines of this process, stopped with the
-    last.
+    """The process that has vLLM imported and forks workers.
+
+    The engines of this process share it; it is stopped with the last of them.
     """
 
     _running: ClassVar[dict[Path, "Launcher"]] = {}
@@ -87,6 +86,7 @@ class Launcher:
 
     @classmethod
     def acquire(cls, python: Path) -> "Launcher":
+        """Return the environment's launcher, starting it if there is none."""
         with cls._registry:
             launcher = cls._running.get(python)
             if launcher is None or launcher._process.poll() is not None:
@@ -95,6 +95,7 @@ class Launcher:
             return launcher
 
     def release(self) -> None:
+        """Give the launcher back; the last user stops it."""
         with self._registry:
             self.users -= 1
             if self.users:
@@ -110,12 +111,13 @@ class Launcher:
         self._log.file.close()
 
     def wait(self, timeout: float) -> None:
-        """Until vLLM is imported."""
+        """Wait until vLLM is imported."""
         with self._lock:
             if not self.version:
                 self.version = str(self._receive(timeout)["version"])
 
     def spawn(self, commands: int, results: int, log: int, timeout: float) -> int:
+        """Fork a worker on these file descriptors; return its process id."""
         self.wait(timeout)
         with self._lock:
             message = json.dumps({"op": "spawn", "environment": {}}).encode()
@@ -162,6 +164,7 @@ class WorkerProcess:
         self.pid = 0
 
     def start(self, timeout: float) -> None:
+        """Fork the worker, waiting for its launcher."""
         their_commands, self._commands = os.pipe()
         self._results, their_results = os.pipe()
         try:
@@ -172,9 +175,11 @@ class WorkerProcess:
 
     @property
     def version(self) -> str:
+        """vLLM's version; empty before the launcher has imported it."""
         return self._launcher.version
 
     def send(self, command: Message) -> None:
+        """Send one command."""
         view = memoryview(json.dumps(command).encode() + b"\n")
         try:
             while view:
@@ -200,13 +205,9 @@ class WorkerProcess:
 
     def _death(self) -> WorkerDied:
         status = self._launcher.reap(self.pid)
-        how = (
-            "ended"
-            if status is None
-            else f"was killed by signal {-status}"
-            if status < 0
-            else f"ended with status {status}"
-        )
+        how = "ended"
+        if status is not None:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return WorkerDied(f"vLLM worker {self.pid} {how}; {self._log.tail()}")
 
     def kill(self) -> None:
@@ -224,8 +225,7 @@ class WorkerProcess:
 
 
 def find_python(configured: str | None) -> Path:
-    """The interpreter of vLLM's environment: the configured one, $HACRL_VLLM_PYTHON, or what ``make vllm`` has built.
-    """
+    """Return vLLM's interpreter: the configured one, $HACRL_VLLM_PYTHON, or that of ``make vllm``."""
     named = configured or os.environ.get("HACRL_VLLM_PYTHON")
     places = [Path.cwd(), Path(__file__).resolve().parents[3]]
     candidates = [Path(named)] if named else [place / ".venv-vllm" / "bin" / "python" for place in places]

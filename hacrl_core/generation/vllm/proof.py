@@ -1,5 +1,4 @@
-"""Proof that vLLM samples from the weights it should: a probe's log-probs against our own forward pass of the
-checkpoint.
+"""Proof that vLLM samples from the right weights: a probe's log-probs against our own forward pass of the checkpoint.
 
 Swapping weights in a running engine can go wrong in silence (a head tied to the embeddings that keeps its old weights
 still writes plausible text), and responses of a policy other than the one named in their rollouts poison every ratio
@@ -76,14 +75,13 @@ def deviation(expected: Expected, found: list[float]) -> float:
 
 
 def limit(expected: Expected, tolerance: float, fresh: float | None) -> float:
-    """The largest deviation accepted: of a fresh engine (``fresh`` is None), or after a swap into one that began at
-    ``fresh``.
-    """
+    """Return the largest deviation accepted: of a fresh engine (``fresh`` is None), or after a swap into one."""
     widest = tolerance * (1.0 if expected.dtype == "float32" else HALF_PRECISION_FACTOR)
     return widest if fresh is None else min(widest, max(SWAP_FACTOR * fresh, SWAP_FLOOR))
 
 
 def differ(new: Expected, old: Expected) -> bool:
+    """Whether two policies differ so much on the probe that equal log-probs from vLLM would be a stale swap."""
     return float(np.abs(new.probe_logprobs - old.probe_logprobs).mean()) > DISTINCT
 
 

@@ -22,8 +22,9 @@ SWAPS = ("hacrl_swap_weights", "reload_weights")  # ours, where the server has o
 
 
 class ServerBackend:
-    """The server may be anyone's, so nothing is taken on trust: the engine proves its weights before and after each
-    call.
+    """A server of the user's.
+
+    It may be shared, so nothing is taken on trust: the engine proves its weights before and after each call.
     """
 
     def __init__(self, config: VllmEngineConfig) -> None:
@@ -35,24 +36,27 @@ class ServerBackend:
 
     @property
     def unproved(self) -> str:
+        """What to do when its weights are not the ones asked for."""
         return (
-            f"start the server at {self._url} on this checkpoint, or with VLLM_SERVER_DEV_MODE=1 and our worker extension, so that "
-            "weights can be swapped (docs/vllm.md)"
+            f"start the server at {self._url} on this checkpoint, or with VLLM_SERVER_DEV_MODE=1 and our worker "
+            "extension, so that weights can be swapped (docs/vllm.md)"
         )
 
     @property
     def version(self) -> str:
+        """The server's vLLM version."""
         if not self._version:
             self._version = f"vllm {self._call('/version')['version']}"
         return self._version
 
     def load(self, checkpoint: Path, digest: str, max_length: int, dtype: str) -> None:
+        """Find out which model the server has, and ask it for these weights."""
         model = self._call("/v1/models")["data"][0]
         self._model = model["id"]
         self.swap(checkpoint, digest)
 
     def swap(self, checkpoint: Path, digest: str) -> None:
-        """Ask for the weights, where the server lets us; whether it has taken them is for the proof to say."""
+        """Ask for the weights where the server lets us; the proof tells whether it has taken them."""
         for method in SWAPS:
             body: dict[str, Any] = {"method": method, "args": [str(checkpoint.absolute())]}
             if method == "reload_weights":
@@ -67,12 +71,14 @@ class ServerBackend:
                     return
 
     def differing(self, checkpoint: Path) -> list[str]:
+        """Return the parameters in vLLM's memory that are not the checkpoint's; empty where that cannot be asked."""
         if not self._extended:
             return []
         body = {"method": "hacrl_differing_weights", "args": [str(checkpoint.absolute())]}
         return sorted({name for names in self._call("/collective_rpc", body)["results"] for name in names})
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return log-probs under the raw policy of every token but the first."""
         with self._pool(len(sequences)) as pool:
             return list(pool.map(self._score, sequences))
 
@@ -89,6 +95,7 @@ class ServerBackend:
         on_response: OnResponse,
         on_tokens: OnTokens,
     ) -> None:
+        """Sample; responses are reported as they finish, tokens as they are written."""
         if params.temperature not in (0, 1) or params.top_p < 1 or params.top_k > 0:
             self._check_mode(expected)
         common = vllm_params(params, expected) | {"logprobs": 1}
@@ -114,8 +121,7 @@ class ServerBackend:
         return Response(request.request_id, tuple(choice["token_ids"]), logprobs, choice["finish_reason"])
 
     def _check_mode(self, expected: Expected) -> None:
-        """Whether the server returns the log-probs of the distribution sampled from: one token at temperature 2 tells.
-        """
+        """Check by one token at temperature 2 that log-probs are those of the distribution sampled from."""
         settings = {"max_tokens": 1, "temperature": 2.0, "seed": 0, "logprobs": 1}
         choice = self._complete(expected.probe, settings)
         tempered_V = expected.next_logprobs_V / 2.0
@@ -123,12 +129,12 @@ class ServerBackend:
         token, found = choice["token_ids"][0], choice["logprobs"]["token_logprobs"][0]
         if abs(found - expected.next_logprobs_V[token]) < abs(found - tempered_V[token]):
             raise EngineError(
-                f"vLLM server {self._url}: it returns log-probs of the raw policy, not of the distribution sampled from; "
-                "start it with --logprobs-mode processed_logprobs"
+                f"vLLM server {self._url}: it returns log-probs of the raw policy, not of the distribution sampled "
+                "from; start it with --logprobs-mode processed_logprobs"
             )
 
     def close(self) -> None:
-        """The server is the user's; it stays."""
+        """Do nothing: the server is the user's and stays."""
 
     def _pool(self, count: int) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(max(1, min(count, self._config.max_sequences)))
@@ -152,7 +158,8 @@ class ServerBackend:
             raise _HttpError(f"vLLM server {self._url}{path}: HTTP {error.code}: {text}", error.code) from error
         except OSError as error:
             raise EngineError(
-                f"vLLM server {self._url}: {error}; start it with `vllm serve`, or leave engine.url empty for a worker of our own"
+                f"vLLM server {self._url}: {error}; start it with `vllm serve`, or leave engine.url empty for a worker "
+                "of our own"
             ) from error
 
 

@@ -32,8 +32,9 @@ class Head:
         return logits_RV if self.softcap is None else torch.tanh(logits_RV / self.softcap) * self.softcap
 
     def folded(self, temperature: float) -> tuple[float, float | None]:
-        """(a, amplitude): the row-wise work sees x = a·(h·Wᵀ + b), then y = x or amplitude·tanh(x), already divided by
-        temperature.
+        """Return (a, amplitude): the row-wise work sees x = a·(h·Wᵀ + b), then y = x or amplitude·tanh(x).
+
+        Both are already divided by the temperature.
         """
         if self.softcap is None:
             return self.scale / temperature, None
@@ -59,7 +60,7 @@ def read_head(model: PreTrainedModel) -> Head:
     A short probe compares it with the model's own logits, so nothing is silently ignored.
 
     Raises:
-        EngineError: the head is not a plain linear layer, or it does something that the probe reveals and we do not know.
+        EngineError: the head is not a plain linear layer, or the probe reveals something that we do not know.
     """
     layer = model.get_output_embeddings()
     name = type(model).__name__

@@ -26,8 +26,9 @@ _CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at ful
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences ``first``..``last`` (exclusive) in ``pieces`` of token rows; more than one piece only for a single long
-    sequence.
+    """Sequences ``first``..``last`` (exclusive) in ``pieces`` of token rows.
+
+    There is more than one piece only for a single long sequence.
     """
 
     first: int
@@ -36,6 +37,7 @@ class Chunk:
 
     @property
     def tokens(self) -> slice:
+        """The token rows of all pieces."""
         return slice(self.pieces[0].start, self.pieces[-1].stop)
 
 
@@ -50,19 +52,22 @@ class Gradients:
 
 @dataclass
 class Outcome:
+    """What one pass over a microbatch found; gradients are accumulated elsewhere."""
+
     logprobs_R: Tensor
     entropies_R: Tensor | None
     loss: Tensor
     has_gradient: bool = False  # False: every coefficient was zero (all clipped, say), and so is the gradient
-    stats: list[tuple[Tensor, dict[str, Tensor]]] = field(
-        default_factory=list
-    )  # rows_B and their statistics, per chunk
+    # rows_B and their statistics, per chunk
+    stats: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list)
 
 
 def plan_chunks(
     lengths: Sequence[int], vocabulary: int, *, max_logits_mb: int = 256, chunk_tokens: int | None = None
 ) -> list[Chunk]:
-    """Whole sequences up to ``chunk_tokens`` rows together; one alone up to ``max_logits_mb`` of logits; longer ones in
+    """Plan which sequences share the buffer of logits.
+
+    Whole sequences go together up to ``chunk_tokens`` rows; one alone up to ``max_logits_mb`` of logits; longer ones in
     pieces.
     """
     together = chunk_tokens or max(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
@@ -96,8 +101,7 @@ def fused_pass(
     gradients: Gradients | None = None,
     entropy: bool = False,
 ) -> Outcome:
-    """Log-probs of the targets; with an objective also its loss and, accumulated into ``gradients``, the loss's
-    gradients.
+    """Return the targets' log-probs; with an objective also its loss, whose gradients go into ``gradients``.
 
     ``hidden_RH`` holds one row per response token, sequence after sequence. Scoring is the same code without objective.
     """
@@ -238,7 +242,7 @@ def fused_linear_loss(
     max_logits_mb: int = 256,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """The loss as a node of autograd: gradients are computed with it and kept until ``backward``."""
+    """Return the loss as a node of autograd: gradients are computed with it and kept until ``backward``."""
     chunks = plan_chunks(lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, chunk_tokens=chunk_tokens)
     rows = torch.arange(len(lengths), device=hidden_RH.device) if rows_B is None else rows_B
 

@@ -28,12 +28,14 @@ def negative_gradient_(
 
 @functools.cache
 def triton_available() -> bool:
+    """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def negative_gradient_torch_(
     logits_RV: Tensor, targets_R: Tensor, *, amplitude: float | None = None, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
+    """Do the work of `negative_gradient_` with torch alone, in blocks that stay in the cache."""
     rows, vocabulary = logits_RV.shape
     block = max(1, BLOCK_ELEMENTS // vocabulary)
     logprobs_R = logits_RV.new_empty(rows)

@@ -22,6 +22,7 @@ REAP_SECONDS = 20.0
 
 
 def main() -> None:
+    """Import vLLM, say so, and fork workers until the parent is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     libc = ctypes.CDLL(None)
@@ -102,8 +103,7 @@ def _own_group(pid: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Kill the worker's process group, wait until nothing of it is left; the worker's exit status (negative: a signal).
-    """
+    """Kill the worker's process group and wait for it; return its exit status (negative: a signal)."""
     status = None
     deadline = time.monotonic() + REAP_SECONDS
     while time.monotonic() < deadline:

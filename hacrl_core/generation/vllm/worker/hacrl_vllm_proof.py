@@ -1,9 +1,9 @@
-"""Are the weights in vLLM's memory those of a checkpoint? Compared in the engine's own dtype, without a copy of the
-model.
+"""Are the weights in vLLM's memory those of a checkpoint?
 
-vLLM fuses, shards, pads and renames what it loads, so its parameters cannot be compared with the checkpoint by name.
-Its own weight loaders know which slice of which parameter a tensor goes to: they are run once more over the files, and
-each copy that they want to make becomes a comparison. Nothing is written.
+They are compared in the engine's own dtype, without a copy of the model. vLLM fuses, shards, pads and renames what it
+loads, so its parameters cannot be compared with the checkpoint by name. Its own weight loaders know which slice of
+which parameter a tensor goes to: they are run once more over the files, and each copy that they want to make becomes a
+comparison. Nothing is written.
 """
 
 import contextlib
@@ -41,9 +41,7 @@ def _tensors(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _Comparison(TorchFunctionMode):
-    """While active, writing to a parameter (``copy_``, or ``fill_`` where it is padded) compares instead, and takes
-    note.
-    """
+    """While active, a write to a parameter (``copy_``, or ``fill_`` where it is padded) compares instead of writing."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -59,7 +57,9 @@ class _Comparison(TorchFunctionMode):
         if name is None:
             return func(*args, **(kwargs or {}))
         here, wanted = args[0], torch.as_tensor(args[1]).expand_as(args[0])
-        pieces = zip(torch.atleast_1d(here).split(ROWS), torch.atleast_1d(wanted).split(ROWS), strict=True)  # type: ignore[no-untyped-call]
+        mine_pieces = torch.atleast_1d(here).split(ROWS)  # type: ignore[no-untyped-call]
+        their_pieces = torch.atleast_1d(wanted).split(ROWS)  # type: ignore[no-untyped-call]
+        pieces = zip(mine_pieces, their_pieces, strict=True)
         if all(self._same(mine, theirs.to(mine.device, mine.dtype), name in self._partly) for mine, theirs in pieces):
             self._equal[name][here.storage_offset(), here.shape] = here.numel()
         else:
@@ -90,22 +90,21 @@ def _unpacked(model: Any) -> Iterator[set[str]]:
         for name, module in model.named_modules():
             if not hasattr(module, "cpu_linear"):
                 continue
-            from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # type: ignore[import-not-found]
-            from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs  # type: ignore[import-not-found]
+            from vllm.model_executor.model_loader.reload import layerwise, sanitize  # type: ignore[import-not-found]
 
-            loadable = get_layerwise_info(module).restore_metadata[0]["weight"]  # shape and loader; it has no values
+            # Shape and loader; it has no values.
+            loadable = layerwise.get_layerwise_info(module).restore_metadata[0]["weight"]
             weight = _read_back(module, loadable)
             if module.weight.numel():
                 if not ((module.weight == weight) | weight.isnan()).all():
                     stale.add(f"{name}.weight (packed)")
                 continue
             weight.__class__, weight.__dict__ = loadable.__class__, dict(loadable.__dict__)
-            weight = restore_layer_refs(weight, module)
+            weight = sanitize.restore_layer_refs(weight, module)
             weight.hacrl_read_back = True
             original = inspect.unwrap(weight.weight_loader, stop=lambda f: f.__name__ != "online_process_loader")
-            weight.weight_loader = (
-                original  # a reload leaves a wrapper behind that puts weights off instead of loading them
-            )
+            # A reload leaves a wrapper behind that puts weights off instead of loading them.
+            weight.weight_loader = original
             kept.append((module, module.weight))
             module.weight = weight
         yield stale
@@ -115,8 +114,9 @@ def _unpacked(model: Any) -> Iterator[set[str]]:
 
 
 def _read_back(module: Any, loadable: torch.Tensor) -> Any:
-    """Up to 64 columns, evenly spread from the first to the last; a loader fills rows, so that each of its slices is in
-    all of them.
+    """Return up to 64 columns, evenly spread from the first to the last.
+
+    A loader fills rows, so each of its slices is in all of the columns.
     """
     outputs, inputs = loadable.shape
     columns = torch.linspace(0, inputs - 1, min(inputs, COLUMNS)).round().long()

@@ -60,11 +60,14 @@ def _write(results: int, reply: Message) -> None:
 
 
 class Worker:
+    """The engine and the digest of the weights it holds."""
+
     def __init__(self) -> None:
         self.engine: Any = None
         self.digest: str | None = None  # of the weights in memory; None while they are being replaced
 
     def answer(self, command: Message) -> Iterator[Message]:
+        """Carry out one command and yield its replies."""
         operation = command.pop("op")
         digest = command.pop("digest")
         if operation in ("prove", "score", "sample") and digest != self.digest:
@@ -145,12 +148,14 @@ class Worker:
 
 
 def sampling_params(**settings: Any) -> Any:
+    """Return vLLM's own parameters object; only finished responses are reported."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # type: ignore[import-not-found]
 
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **settings)
 
 
 def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequences: int, **settings: Any) -> Any:
+    """Start a vLLM engine on a checkpoint."""
     from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
     from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
