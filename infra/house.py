@@ -276,9 +276,8 @@ def name_rows(modules: dict[str, Module], root: Path) -> Iterator[Row]:
     yield Row("public functions without docstring", f"{len(missing)} of {len(public)}", "< 40", missing)
     stems = Counter(name.split(".")[-1] for name, module in modules.items() if not module.is_package)
     twice = {stem: count for stem, count in stems.most_common() if count > 1}
-    places = tuple(
-        f"{stem}: {', '.join(sorted(name for name in modules if name.split('.')[-1] == stem))}" for stem in twice
-    )
+    files = sorted(name for name, module in modules.items() if not module.is_package)
+    places = tuple(f"{stem}: {', '.join(name for name in files if name.split('.')[-1] == stem)}" for stem in twice)
     yield Row("module names used twice", str(len(twice)), "≤ 4", places)
     gerunds = sorted(name for name, module in modules.items() if name.endswith("ing") and not module.is_package)
     yield Row("modules named with -ing", str(len(gerunds)), "≤ 8", tuple(gerunds))

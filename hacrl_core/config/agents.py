@@ -11,16 +11,20 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attenti
 
 
 class CheckpointConfig(StrictConfig):
-    """An existing model: a folder, a hub id, or a GGUF file inside either. Its files are known by a digest, not by their place."""
+    """An existing model: a folder, a hub id, or a GGUF file inside either. A digest identifies its files, not their
+    path.
+    """
 
     path: Annotated[str, NotIdentity] = Field(
         min_length=1,
-        description="Folder of a transformers checkpoint, a hub id such as Qwen/Qwen3-1.7B-Base, or package:NAME for the "
+        description="Folder of a transformers checkpoint, a hub id such as Qwen/Qwen3-1.7B-Base, or package:NAME for "
+        "the "
         "folder of an installed Python package.",
     )
     revision: Annotated[str | None, NotIdentity] = Field(
         None,
-        description="Commit, branch or tag of the hub id; a commit makes the campaign repeatable. Empty: the main branch; the "
+        description="Commit, branch or tag of the hub id; a commit makes the campaign repeatable. Empty: the main "
+        "branch; the "
         "commit it stood for is recorded.",
     )
     gguf_file: str | None = Field(None, description="Name of a GGUF file in that folder; it is dequantised to float32.")
@@ -29,16 +33,19 @@ class CheckpointConfig(StrictConfig):
     )
     stop_tokens: tuple[str, ...] = Field(
         (),
-        description="Tokens that end a response besides the model's own end tokens, e.g. ['<|im_end|>'] for a base model with "
+        description="Tokens that end a response besides the model's own end tokens, e.g. ['<|im_end|>'] for a base "
+        "model with "
         "a chat template. The first one also ends other agents' responses in this agent's tokens.",
     )
     add_bos: bool = Field(
         False,
-        description="Start every prompt with BOS, for a model that needs it and whose tokenizer and template forget it.",
+        description="Start every prompt with BOS, for a model that needs it and whose tokenizer and template omit it.",
     )
 
 
 class AgentConfig(StrictConfig):
+    """One agent: its origin, its own settings, its devices, and when it takes part."""
+
     warmstart: WarmstartConfig | None = Field(None, description="Make a tiny agent by supervised training.")
     checkpoint: CheckpointConfig | None = Field(None, description="Start from an existing model.")
     chat_template: str | None = Field(None, description="A Jinja chat template that replaces the tokenizer's.")
@@ -49,7 +56,8 @@ class AgentConfig(StrictConfig):
     )
     generate: dict[str, Any] = Field(
         default_factory=dict,
-        description="This agent's own values of any setting below `generate`, e.g. {engine: {dtype: bfloat16}}. Another "
+        description="This agent's own values of any setting below `generate`, e.g. {engine: {dtype: bfloat16}}. "
+        "Another "
         "engine.kind replaces the campaign's engine settings as a whole.",
     )
     score: dict[str, Any] = Field(
@@ -57,17 +65,20 @@ class AgentConfig(StrictConfig):
     )
     update: dict[str, Any] = Field(
         default_factory=dict,
-        description="This learner's own values of any setting below `update`, e.g. learning_rate, or lora: {rank: 16, alpha: 32}.",
+        description="This learner's own values of any setting below `update`, e.g. learning_rate, or lora: {rank: 16, "
+        "alpha: 32}.",
     )
 
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
-        description="Where it scores and learns: 'auto' takes a GPU where there is one; or cpu, cuda, cuda:1 (counted among `gpus`).",
+        description="Where it scores and learns: 'auto' takes a GPU if there is one; or cpu, cuda, cuda:1 (counted "
+        "among `gpus`).",
     )
     gpus: tuple[NonNegativeInt, ...] = Field(
         (),
-        description="GPUs that this agent's worker sees, its engine included. Empty: all. Agents whose GPUs overlap take turns.",
+        description="GPUs that this agent's worker sees, its engine included. Empty: all. Agents whose GPUs overlap "
+        "take turns.",
     )
     attention: Attention = Field(
         "auto", description="Attention of transformers while scoring and learning; auto takes its best for the model."
@@ -75,7 +86,8 @@ class AgentConfig(StrictConfig):
 
     joins: NonNegativeInt = Field(
         0,
-        description="First iteration the agent takes part in; a later one lets it join a campaign that has run already.",
+        description="First iteration the agent takes part in; a later one lets it join a campaign that has run "
+        "already.",
     )
     leaves: PositiveInt | None = Field(
         None, description="First iteration the agent no longer takes part in. Empty: it stays."
@@ -83,10 +95,11 @@ class AgentConfig(StrictConfig):
 
     @property
     def template_override(self) -> str | None:
-        """The template to render with instead of the tokenizer's; an adopted checkpoint has it in its tokenizer already."""
+        """The template that replaces the tokenizer's; an adopted checkpoint's tokenizer already has it."""
         return self.chat_template if self.checkpoint is None else None
 
     def takes_part(self, iteration: int) -> bool:
+        """Return whether the agent takes part in an iteration."""
         return self.joins <= iteration and (self.leaves is None or iteration < self.leaves)
 
     @model_validator(mode="after")

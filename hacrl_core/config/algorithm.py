@@ -67,19 +67,23 @@ class HacpoConfig(CreditConfig):
     cross_clip: bool = Field(default=True, description="Clip foreign ratios. Off: only max_abs_log_ratio limits them.")
     foreign_treatment: Literal["hacpo", "as_own", "sampler_ratio_min"] = Field(
         default="hacpo",
-        description="hacpo: the foreign objective of the paper. as_own: as if the learner had written the response (ratio to "
-        "its own policy at the start of the iteration, GSPO's min). sampler_ratio_min: ratio to the sampler, GSPO's min.",
+        description="hacpo: the foreign objective of the paper. as_own: as if the learner had written the response "
+        "(ratio to "
+        "its own policy at the start of the iteration, GSPO's min). sampler_ratio_min: ratio to the sampler, GSPO's "
+        "min.",
     )
     calibrated_share: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Extension, not of the paper: choose cross_clip_delta every iteration so that this share of the foreign "
+        description="Extension, not of the paper: choose cross_clip_delta every iteration so that this share of the "
+        "foreign "
         "responses is inside the window before the first update.",
     )
     pessimistic: bool = Field(
         default=False,
-        description="Extension, not of the paper: foreign successes below the window still teach, weighed down; foreign "
+        description="Extension, not of the paper: foreign successes below the window still count, with less weight; "
+        "foreign "
         "failures there do not.",
     )
     kl_coefficient: float = Field(
@@ -97,7 +101,8 @@ class HacpoConfig(CreditConfig):
         foreign_hacpo = self.share_rollouts and self.foreign_treatment == "hacpo"
         if self.share_rollouts and self.ratio_level == "token" and self.foreign_treatment != "as_own":
             raise ValueError(
-                f"ratio_level 'token' with foreign_treatment {self.foreign_treatment!r}: a sampler's per-token log-probs mean "
+                f"ratio_level 'token' with foreign_treatment {self.foreign_treatment!r}: a sampler's per-token "
+                "log-probs mean "
                 "nothing in the learner's tokens; set share_rollouts: false or foreign_treatment: as_own"
             )
         for name, wanted in (
@@ -112,7 +117,8 @@ class HacpoConfig(CreditConfig):
         log_weight = (1 + self.alpha) * self.max_abs_log_ratio
         if foreign_hacpo and not self.cross_clip and log_weight > LARGEST_LOG_WEIGHT:
             raise ValueError(
-                f"cross_clip false with alpha {self.alpha:g} and max_abs_log_ratio {self.max_abs_log_ratio:g}: a weight may reach "
+                f"cross_clip false with alpha {self.alpha:g} and max_abs_log_ratio {self.max_abs_log_ratio:g}: a "
+                "weight may reach "
                 f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
             )
         return self
@@ -136,7 +142,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "hacpo": {},
         "gspo": _GSPO,
-        "gspo_x2": _GSPO,  # with CAMPAIGN_OVERRIDES
+        # Also changes the campaign: see CAMPAIGN_OVERRIDES.
+        "gspo_x2": _GSPO,
         "grpo": {**_GSPO, "ratio_level": "token", "self_clip_low": 0.2, "self_clip_high": 0.28},
         "naive": {**_NAIVE, "foreign_treatment": "as_own"},
         "naive_sampler_ratio": _SHARED_GSPO,
@@ -150,7 +157,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "without_stepwise": {"stepwise_clip": False},
         "without_clipping": {"cross_clip": False},
         # Extensions, not of the paper.
-        "shared_gspo": _SHARED_GSPO,  # the second reading of Naive under a name of its own: docs/shared-gspo.md
+        # The second reading of Naive under a name of its own: docs/shared-gspo.md.
+        "shared_gspo": _SHARED_GSPO,
         "hacpo_calibrated": {"calibrated_share": 0.5},
         "hacpo_pessimistic": {"pessimistic": True},
     }
@@ -158,7 +166,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def preset(name: str, **changes: Any) -> HacpoConfig:
-    """A named method, with single settings changed: ``preset("hacpo", alpha=3.0)``."""
+    """Return a named method, with single settings changed: ``preset("hacpo", alpha=3.0)``."""
     return HacpoConfig(**{**_known(name), **changes})
 
 
@@ -171,12 +179,14 @@ class CampaignOverrides:
 
 
 CAMPAIGN_OVERRIDES: Mapping[str, CampaignOverrides] = MappingProxyType(
-    # As many rollouts as two agents share, and as many responses in a minibatch, hence twice the updates: GSPO's fair budget.
+    # As many rollouts as two agents share, and as many responses in a minibatch, hence twice the updates: the same
+    # budget for GSPO.
     {"gspo_x2": CampaignOverrides(samples_per_prompt=2.0, minibatch_prompts=0.5)}
 )
 
 
 def campaign_overrides(name: str) -> CampaignOverrides:
+    """Return what a method changes in the campaign."""
     _known(name)
     return CAMPAIGN_OVERRIDES.get(name, CampaignOverrides())
 

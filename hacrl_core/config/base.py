@@ -1,7 +1,7 @@
 """The base of every config model: frozen, an unknown key is an error, and each field says whether it is identity.
 
-A stage's key is a hash of what decides its artifact. By default every field of a config does. A field that does not says so where it is
-declared, once::
+A stage's key is a hash of what decides its artifact. By default every field of a config does. A field that does not
+says so where it is declared, once::
 
     token_budget: Annotated[PositiveInt, NotIdentity] = 4096
     own: Annotated[Literal["scored", "sampled"], IdentityUnlessDefault] = "scored"
@@ -34,7 +34,7 @@ class StrictConfig(StrictModel):
     """Settings of a user or of a stage; knows which of them decide what an artifact contains."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide an artifact's content, as JSON values: all fields but those marked otherwise."""
+        """Return the settings that decide an artifact's content, as JSON values: all fields not marked otherwise."""
         dumped = self.model_dump(mode="json")
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)

@@ -27,16 +27,18 @@ Part = TypeVar("Part", bound=StrictConfig)
 
 
 class CampaignConfig(StrictConfig):
+    """Everything that a campaign's YAML file says."""
+
     name: Name = Field(
         description="Names the campaign in status, MLflow and Prefect; the same name and settings resume it."
     )
     seed: int = Field(0, ge=0, description="Every random number of the campaign follows from it.")
-    iterations: PositiveInt = Field(description="How often everybody answers, is checked and learns.")
+    iterations: PositiveInt = Field(description="How often all agents answer, are verified and learn.")
     agents: dict[Name, AgentConfig] = Field(
         min_length=1, description="The agents by name; any number, one is plain GSPO."
     )
     problems: ProblemsConfig = Field(description="What they learn: the built-in arithmetic, a dataset, or a preset.")
-    prompts_per_iteration: PositiveInt = Field(description="Prompts that everybody answers in one iteration.")
+    prompts_per_iteration: PositiveInt = Field(description="Prompts that every agent answers in one iteration.")
     samples_per_prompt: PositiveInt = Field(description="Answers of each agent to each prompt (the paper's G).")
     generate: GenerateConfig
     verify: VerifyConfig = VerifyConfig()
@@ -54,7 +56,7 @@ class CampaignConfig(StrictConfig):
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()
     schedule: tuple[ScheduleConfig, ...] = Field(
-        (), description="When hacrl deploy lets it run by itself: one appointment or a list of them. Changes no result."
+        (), description="When hacrl deploy runs it by itself: one schedule or a list of them. Changes no result."
     )
 
     @field_validator("schedule", mode="before")
@@ -68,9 +70,7 @@ class CampaignConfig(StrictConfig):
             self.objective(agent)
         alone = next((i for i in range(self.iterations) if not self.present(i)), None)
         if alone is not None:
-            raise ValueError(
-                f"agents: nobody takes part in iteration {alone}; let somebody join earlier or leave later"
-            )
+            raise ValueError(f"agents: no agent takes part in iteration {alone}; let one join earlier or leave later")
         if any(a.warmstart for a in self.agents.values()) and self.corpus is None:
             raise ValueError(
                 "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
@@ -78,7 +78,8 @@ class CampaignConfig(StrictConfig):
         for name, settings in self.agents.items():
             if campaign_overrides(str(settings.algorithm.get("preset", "hacpo"))) != campaign_overrides("hacpo"):
                 raise ValueError(
-                    f"agents.{name}.algorithm.preset {settings.algorithm['preset']} changes the whole campaign; set it under algorithm"
+                    f"agents.{name}.algorithm.preset {settings.algorithm['preset']} changes the whole campaign; set it "
+                    "under algorithm"
                 )
         for agent in self.agents:
             self._check_training(agent)
@@ -94,36 +95,42 @@ class CampaignConfig(StrictConfig):
         return self
 
     def _check_training(self, agent: str) -> None:
-        generate, score, update = self.generation(agent), self.scoring(agent), self.training(agent)
+        generate = self.generation(agent)
+        score = self.scoring(agent)
+        update = self.training(agent)
         if self.minibatch_size(agent) > self.prompts_per_iteration:
             raise ValueError(
-                f"update.minibatch_prompts {self.minibatch_size(agent)} exceeds prompts_per_iteration {self.prompts_per_iteration}; lower it"
+                f"update.minibatch_prompts {self.minibatch_size(agent)} exceeds prompts_per_iteration "
+                f"{self.prompts_per_iteration}; lower it"
             )
         if generate.temperature != score.temperature:
             raise ValueError(
                 f"generate.temperature {generate.temperature:g} differs from score.temperature {score.temperature:g}: "
-                "the policy that learns would not be the one that sampled; set generate, score and update to one temperature"
+                "the policy that learns would not be the one that sampled; set generate, score and update to one "
+                "temperature"
             )
         whole = generate.temperature == 1 or (generate.top_p == 1 and generate.top_k == 0)
         exact = generate.engine.kind == "builtin" and generate.engine.dtype == "float32" and score.autocast == "none"
         if score.own == "sampled" and not (exact and whole):
             raise ValueError(
-                "score.own sampled: only the built-in engine in float32 samples with the trainer's own numbers, and only an uncut "
+                "score.own sampled: only the built-in engine in float32 samples with the trainer's own numbers, and "
+                "only an uncut "
                 "distribution (temperature 1, or top_p 1 and top_k 0) is the policy; set score.own to scored"
             )
         for name in ("temperature", "autocast"):
             scored, updated = getattr(score, name), getattr(update, name)
             if scored != updated:
                 raise ValueError(
-                    f"score.{name} {scored} differs from update.{name} {updated}: ratios would compare two policies; make them equal"
+                    f"score.{name} {scored} differs from update.{name} {updated}: ratios would compare two policies; "
+                    "make them equal"
                 )
 
     def present(self, iteration: int) -> list[str]:
-        """The agents that take part in an iteration."""
+        """Return the agents that take part in an iteration."""
         return [name for name, agent in self.agents.items() if agent.takes_part(iteration)]
 
     def objective(self, learner: str) -> HacpoConfig:
-        """The learner's settings: the preset, then the campaign's, then its own."""
+        """Return the learner's algorithm: the preset, then the campaign's settings, then its own."""
         settings = {**self.algorithm, **self.agents[learner].algorithm}
         chosen = str(settings.pop("preset", "hacpo"))
         try:
@@ -137,19 +144,21 @@ class CampaignConfig(StrictConfig):
 
     @property
     def preset(self) -> str:
+        """The name of the campaign's method."""
         return str(self.algorithm.get("preset", "hacpo"))
 
     @property
     def group_size(self) -> int:
+        """Responses of each agent to each prompt, the preset's factor applied."""
         return round(self.samples_per_prompt * campaign_overrides(self.preset).samples_per_prompt)
 
     def minibatch_size(self, learner: str) -> int:
-        """Prompts per optimizer step of this learner, the preset's factor applied."""
+        """Return the prompts per optimizer step of this learner, the preset's factor applied."""
         own = self.training(learner).minibatch_prompts
         return max(1, round(own * campaign_overrides(self.preset).minibatch_prompts))
 
     def generation(self, agent: str) -> GenerateConfig:
-        """How this agent samples: the campaign's settings, then its own."""
+        """Return how this agent samples: the campaign's settings, then its own."""
         own = self.agents[agent].generate
         base = self.generate.model_dump(mode="json")
         kind = own["engine"].get("kind") if isinstance(own.get("engine"), dict) else None
@@ -158,9 +167,11 @@ class CampaignConfig(StrictConfig):
         return self._own(agent, "generate", base, GenerateConfig)
 
     def scoring(self, agent: str) -> ScoreConfig:
+        """Return how this agent scores: the campaign's settings, then its own."""
         return self._own(agent, "score", self.score.model_dump(mode="json"), ScoreConfig)
 
     def training(self, agent: str) -> UpdateConfig:
+        """Return how this agent is updated: the campaign's settings, then its own."""
         return self._own(agent, "update", self.update.model_dump(mode="json"), UpdateConfig)
 
     def _own(self, agent: str, section: str, base: dict[str, Any], kind: type[Part]) -> Part:

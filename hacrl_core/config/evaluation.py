@@ -14,12 +14,13 @@ BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 _PAPER_TOKENS = 8192
 _OF_PRESETS: dict[str, dict[str, Any]] = {
     "aime2025": {"samples": 30, "temperature": 1.0},
-    "minerva_math": {"tolerance": 0.01},  # physics rounded to a few digits; 1 % is our choice
+    # Physics, rounded to a few digits; 1 % is our choice.
+    "minerva_math": {"tolerance": 0.01},
 }
 
 
 class BenchmarkConfig(StrictConfig):
-    """One benchmark. A preset brings samples, temperature, max_tokens and tolerance; whatever is written here wins."""
+    """One benchmark. A preset sets samples, temperature, max_tokens and tolerance; what is written here wins."""
 
     name: BenchmarkName = Field(description="Names the benchmark in tables and metrics; a preset's name unless given.")
     problems: ProblemsConfig = Field(description="The problems: a preset by name, a dataset, or held-out arithmetic.")
@@ -73,6 +74,7 @@ class BenchmarkConfig(StrictConfig):
 
     @property
     def reported_ks(self) -> tuple[int, ...]:
+        """The k of pass@k, best@k and maj@k, defaults filled in."""
         return self.ks or tuple(dict.fromkeys((1, self.samples)))
 
 
@@ -109,7 +111,10 @@ class EvaluateConfig(StrictConfig):
         return self
 
     def due(self, completed: int, total: int, first: int = 0) -> tuple[BenchmarkConfig, ...]:
-        """Benchmarks of an agent that takes part from iteration ``first`` up to ``total``, when ``completed`` are done."""
+        """Return the benchmarks that are due for an agent after ``completed`` iterations.
+
+        The agent takes part from iteration ``first`` up to ``total``.
+        """
         if not first <= completed <= total:
             return ()
         return tuple(benchmark for benchmark in self.benchmarks if self._is_due(benchmark, completed, total, first))

@@ -10,7 +10,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class BuiltinEngineConfig(StrictConfig):
-    """The engine that needs nothing but torch and transformers. Device and fast_path change numbers by rounding only."""
+    """The engine that needs only torch and transformers. Device and fast_path change numbers by rounding alone."""
 
     kind: Literal["builtin"] = "builtin"
     dtype: Dtype = Field(default="float32", description="Precision of the weights and the KV cache while sampling.")
@@ -19,12 +19,14 @@ class BuiltinEngineConfig(StrictConfig):
     )
     fast_path: Annotated[bool, NotIdentity] = Field(
         default=True,
-        description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the model's "
+        description="Use the hand-written decoding step for Llama- and Qwen-style models where it reproduces the "
+        "model's "
         "own forward; off, or for other models, the transformers cache does the work.",
     )
     keep: Annotated[bool, NotIdentity] = Field(
         default=True,
-        description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
+        description="Keep the agent loaded between stages; false unloads it after sampling, so that score and update "
+        "have "
         "the device's memory to themselves, and loads it again for the next sampling.",
     )
 
@@ -83,7 +85,8 @@ class VllmEngineConfig(StrictConfig):
     )
     keep: Annotated[bool, NotIdentity] = Field(
         default=True,
-        description="Keep the agent loaded between stages; false lets go of it after sampling, so that score and update have "
+        description="Keep the agent loaded between stages; false unloads it after sampling, so that score and update "
+        "have "
         "the device's memory to themselves, and loads it again for the next sampling.",
     )
 

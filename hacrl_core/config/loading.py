@@ -1,4 +1,4 @@
-"""From YAML and ``--set key=value`` to a frozen config; whatever is wrong becomes one line that names key, value and remedy."""
+"""Load a frozen config from YAML and ``--set key=value``; an error is one line that names key, value and remedy."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ def load_config(path: Path, model: type[C], overrides: Sequence[str] = ()) -> C:
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """One YAML mapping; ``extends: other.yaml`` (relative to this file) is read first and merged under it."""
+    """Read one YAML mapping; ``extends: other.yaml`` (relative to this file) is read first and merged under it."""
     path = path.resolve() if seen else path
     if path in seen:
         raise ConfigError(f"{path}: extends itself through {' → '.join(p.name for p in seen)}; break the circle")
@@ -42,7 +42,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings merge key by key, anything else is replaced; null removes the key."""
+    """Merge two mappings key by key; any other value is replaced, and null removes the key."""
     merged = dict(base)
     for key, value in over.items():
         if value is None:
@@ -55,7 +55,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_override(raw: dict[str, Any], text: str) -> None:
-    """``update.learning_rate=1e-4``: the value is read as YAML, missing mappings on the way are made."""
+    """Apply ``update.learning_rate=1e-4``: the value is read as YAML, and missing mappings are created."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: not of the form key=value, e.g. --set update.learning_rate=1e-4")
@@ -72,6 +72,7 @@ def apply_override(raw: dict[str, Any], text: str) -> None:
 
 
 def validate(raw: Mapping[str, Any], model: type[C], source: str) -> C:
+    """Validate settings; ``source`` names the file in the error message."""
     try:
         return model.model_validate(raw)
     except ValidationError as problem:
@@ -85,8 +86,9 @@ def _line(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         known = list(_keys_beside(model, error["loc"]))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; allowed: {', '.join(known)}" if known else ""
-        return f"{where}: unknown key{hint}"
+        if close:
+            return f"{where}: unknown key; did you mean {close[0]}?"
+        return f"{where}: unknown key; allowed: {', '.join(known)}" if known else f"{where}: unknown key"
     if error["type"] == "missing":
         return f"{where}: missing; it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -99,13 +101,14 @@ def _line(error: Any, model: type[BaseModel]) -> str:
 
 
 def _keys_beside(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
-    """The keys that the model allows beside an unknown one, found by walking down its annotations."""
+    """Yield the keys that the model allows beside an unknown one, found by walking down its annotations."""
     candidates: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         below: list[type[BaseModel]] = []
         for candidate in candidates:
             field = candidate.model_fields.get(str(part))
-            below += _models_in(field.annotation) if field else [candidate]  # a dict's key or a union's tag stays put
+            # A dict's key or a union's tag does not go deeper.
+            below += _models_in(field.annotation) if field else [candidate]
         candidates = below
     for candidate in candidates:
         yield from candidate.model_fields
@@ -121,6 +124,7 @@ class _UniqueKeys(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice, and reads 1e-4 as a number (YAML 1.1 wants 1.0e-4)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping, or fail on a repeated key."""
         keys = [self.construct_object(key, deep) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         twice = {key for key in keys if keys.count(key) > 1}
         if twice:

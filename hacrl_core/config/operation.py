@@ -19,15 +19,18 @@ class RuntimeConfig(StrictConfig):
 
     threads_per_agent: PositiveInt = Field(1, description="torch threads of each agent's worker; tiny models want 1.")
     retries: int = Field(
-        2, ge=0, description="How often a stage is tried again when its worker dies or the machine hiccups."
+        2, ge=0, description="How often a stage is retried when its worker dies or the machine has a transient error."
     )
     slots: tuple[Name, ...] | None = Field(
         None,
-        description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per GPU in use.",
+        description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per "
+        "GPU in use.",
     )
 
 
 class TrackingConfig(StrictConfig):
+    """Where the campaign is mirrored into MLflow."""
+
     enabled: bool = Field(True, description="Mirror the manifests into MLflow.")
     uri: str | None = Field(
         None, description="MLflow tracking server; empty: MLFLOW_TRACKING_URI, else a sqlite file in the home folder."
@@ -40,7 +43,7 @@ class TrackingConfig(StrictConfig):
     @field_validator("uri")
     @classmethod
     def _without_password(cls, value: str | None) -> str | None:
-        """The config is shown in reports, MLflow and Prefect."""
+        """Refuse a password: the config is shown in reports, MLflow and Prefect."""
         if value is not None and urlsplit(value).password is not None:
             raise ValueError(
                 "a password in the config would be shown in reports; set MLFLOW_TRACKING_URI in the environment instead"
@@ -49,10 +52,13 @@ class TrackingConfig(StrictConfig):
 
 
 class KeepConfig(StrictConfig):
-    """An agent's versions that keep their files; of the others only the manifest stays. First versions and pinned ones always keep theirs."""
+    """Which versions of an agent keep their files; of the others only the manifest stays. Changes no result.
+
+    First versions and pinned ones always keep their files.
+    """
 
     last: PositiveInt = Field(
-        2, description="The newest so many versions of each agent; training goes on from the last."
+        2, description="The newest so many versions of each agent; training continues from the last."
     )
     best: bool = Field(
         False, description="The version that @best means: the highest mean accuracy over the campaign's benchmarks."
@@ -60,7 +66,7 @@ class KeepConfig(StrictConfig):
     every: PositiveInt | None = Field(None, description="Every so many iterations one version: 10 keeps @10, @20, …")
 
     def keeps(self, version: int, newest: int, best: int | None) -> bool:
-        """Versions are counted by the iterations behind them; 0 is the agent's first."""
+        """Return whether a version keeps its files; versions count completed iterations, 0 is the agent's first."""
         return (
             version == 0
             or version > newest - self.last
@@ -69,13 +75,13 @@ class KeepConfig(StrictConfig):
         )
 
     def count(self, iterations: int) -> int:
-        """How many versions keep their files after so many iterations."""
+        """Return how many versions keep their files after so many iterations."""
         kept = sum(self.keeps(version, iterations, None) for version in range(iterations + 1))
         return min(iterations + 1, kept + self.best)
 
 
 class CollapseConfig(StrictConfig):
-    """When an agent's rewards have collapsed: mean rewards of several iterations in a row far below its best stretch."""
+    """When an agent's rewards count as collapsed: several iterations in a row far below its best window."""
 
     share: float = Field(0.2, gt=0, lt=1, description="Below this share of its best window's mean reward is too low.")
     window: PositiveInt = Field(5, description="Iterations in a window.")
@@ -84,30 +90,32 @@ class CollapseConfig(StrictConfig):
 
 
 class DivergenceConfig(StrictConfig):
-    """What happens when training goes wrong in its numbers. The last good version stays current in every case."""
+    """What happens when training diverges. The last good version stays current in every case."""
 
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
-        description="NaN or infinity in loss, gradient or weights: stop the campaign, or publish the version unchanged and go on.",
+        description="NaN or infinity in loss, gradient or weights: stop the campaign, or publish the version unchanged "
+        "and continue.",
     )
     on_verifier_failure: Literal["stop", "skip"] = Field(
         "stop",
-        description="More than verify.max_error_share of an agent's answers ended in a verifier's error: stop, or skip the updates that "
+        description="More than verify.max_error_share of an agent's answers ended in a verifier's error: stop, or skip "
+        "the updates that "
         "would learn from them.",
     )
     collapse: CollapseConfig | None = Field(CollapseConfig(), description="Watch for collapsing rewards; null: do not.")
 
 
 class ScheduleConfig(StrictConfig):
-    """One appointment; a campaign may have several, e.g. short nights and a long weekend."""
+    """One schedule; a campaign may have several, e.g. short nights and a long weekend."""
 
     cron: str = Field(
-        description="Five fields: minute, hour, day of month, month, day of week. '0 22 * * 1-5': workdays at ten in the evening."
+        description="Five fields: minute, hour, day of month, month, day of week. '0 22 * * 1-5': workdays at 22:00."
     )
-    timezone: str = Field("UTC", description="IANA name, e.g. Europe/Berlin; summer time is kept.")
+    timezone: str = Field("UTC", description="IANA name, e.g. Europe/Berlin; daylight saving time is respected.")
     more_iterations: PositiveInt | None = Field(
         None,
-        description="Run so many iterations beyond the last complete one. Empty: up to the campaign's iterations, then nothing.",
+        description="Run so many iterations beyond the last complete one. Empty: up to the campaign's iterations.",
     )
     settings: dict[str, Any] = Field(
         default_factory=dict, description="Settings for these runs only, as with --set: {generate.batch_size: 64}."
@@ -117,7 +125,9 @@ class ScheduleConfig(StrictConfig):
     def _readable(self) -> Self:
         fields = self.cron.split()
         if len(fields) != 5 or not all(_CRON_FIELD.match(field) for field in fields):
-            raise ValueError(f"cron {self.cron!r} has not five fields: minute, hour, day of month, month, day of week")
+            raise ValueError(
+                f"cron {self.cron!r} does not have five fields: minute, hour, day of month, month, day of week"
+            )
         try:
             ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):

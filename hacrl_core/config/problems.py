@@ -28,7 +28,7 @@ LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
 
 
 class ArithmeticConfig(StrictConfig):
-    """Problems are drawn kind first, then level, each in proportion to its weight."""
+    """Which arithmetic problems are drawn: first the kind, then the level, each in proportion to its weight."""
 
     kind: Literal["arithmetic"] = "arithmetic"
     kinds: dict[Kind, PositiveFloat] = Field(
@@ -74,7 +74,8 @@ class Columns(StrictConfig):
     )
     messages: str | None = Field(
         default=None,
-        description="Column with chat messages (list of role and content) instead of a problem text; prompt and system do not apply.",
+        description="Column with chat messages (list of role and content) instead of a problem text; prompt and system "
+        "do not apply.",
     )
     context: str | None = Field(
         default=None, description="Column with text that goes before the problem where it is not empty."
@@ -128,7 +129,8 @@ class DatasetProblems(StrictConfig):
     columns: Columns = Field(default_factory=Columns)
     answer_format: AnswerFormat = Field(
         default="plain",
-        description="plain: the column is the answer; boxed: the last \\boxed{} in it; after_hashes: what follows '####'.",
+        description="plain: the column is the answer; boxed: the last \\boxed{} in it; after_hashes: what follows "
+        "'####'.",
     )
     prompt: str = Field(
         default=BOXED_PROMPT, description="The user's message; {problem} is replaced by the text of the problem."
@@ -174,7 +176,7 @@ class PresetProblems(StrictConfig):
 
 
 def _from_name(value: Any) -> Any:
-    """A bare string is the name of a preset; arithmetic is one, too."""
+    """Read a bare string as the name of a preset; arithmetic counts as one."""
     if not isinstance(value, str):
         return value
     return {"kind": "arithmetic"} if value == "arithmetic" else {"kind": "preset", "name": value}

@@ -18,6 +18,8 @@ from hacrl_core.errors import ConfigError
 
 
 class SweepConfig(StrictConfig):
+    """Everything that a sweep's YAML file says."""
+
     name: Name = Field(description="Names the sweep, its folder and its cells: <name>.<variant>.s<seed>.")
     campaign: str = Field(description="The base campaign's YAML file, relative to the file that says so.")
     settings: dict[str, Any] = Field(
@@ -57,7 +59,7 @@ class SweepConfig(StrictConfig):
         return self
 
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every variant of the sweep, grids multiplied out: its name and what it changes in the base."""
+        """Yield every variant, grids multiplied out: its name and what it changes in the base."""
         for variant, settings in self.variants.items():
             for point in itertools.product(*self.grid.values()):
                 chosen = dict(zip(self.grid, point, strict=True))
@@ -66,9 +68,11 @@ class SweepConfig(StrictConfig):
 
     @property
     def compared_with(self) -> str:
+        """The variant that the others are compared with."""
         return self.baseline or next(name for name, _ in self.changes())
 
     def label(self, variant: str) -> str:
+        """Return what tables call a variant."""
         return self.labels.get(variant, variant)
 
 
@@ -82,6 +86,7 @@ class Cell:
 
     @property
     def label(self) -> str:
+        """The name of the cell's campaign."""
         return self.config.name
 
 
@@ -94,15 +99,17 @@ class Sweep:
 
     @property
     def variants(self) -> list[str]:
+        """The names of all variants."""
         return [name for name, _ in self.config.changes()]
 
     @property
     def benchmark(self) -> str:
+        """The benchmark that is compared."""
         return self.config.benchmark or self.cells[0].config.evaluate.benchmarks[0].name
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a sweep and its campaign, and make every cell: a setting that does not exist is found before anything runs."""
+    """Read a sweep and its campaign, and make every cell: an unknown setting is found before anything runs."""
     raw = read_yaml(path)
     folder = _folder_of_campaign(path)
     for text in overrides:
@@ -118,7 +125,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"update.learning_rate": 1e-4}`` → ``{"update": {"learning_rate": 1e-4}}``, at any depth."""
+    """Turn ``{"update.learning_rate": 1e-4}`` into ``{"update": {"learning_rate": 1e-4}}``, at any depth."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         inner: Any = nested(value) if isinstance(value, Mapping) else value
@@ -155,7 +162,7 @@ def _check_benchmark(sweep: SweepConfig, first: CampaignConfig, path: Path) -> N
 
 
 def _folder_of_campaign(path: Path) -> Path:
-    """The folder of the file, in the chain of ``extends``, that names the campaign."""
+    """Return the folder of the file, in the chain of ``extends``, that names the campaign."""
     while True:
         raw = yaml.safe_load(path.read_text())
         if "campaign" in raw or "extends" not in raw:

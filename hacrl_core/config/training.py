@@ -21,7 +21,8 @@ class ScoreConfig(StrictConfig):
     )
     own: Annotated[Literal["scored", "sampled"], IdentityUnlessDefault] = Field(
         "scored",
-        description="sampled: take the log-probs of the learner's own responses from sampling instead of a pass of their own; "
+        description="sampled: take the log-probs of the learner's own responses from sampling instead of a pass of "
+        "their own; "
         "built-in engine in float32 only. Saves that pass, gives up the check of sampling against scoring.",
     )
     max_logits_mb: Annotated[PositiveInt, NotIdentity] = Field(
@@ -47,7 +48,8 @@ class UpdateConfig(StrictConfig):
     epochs: PositiveInt = Field(1, description="Passes over the iteration's responses.")
     minibatch_order: Literal["own_first", "mixed"] = Field(
         "own_first",
-        description="own_first: the learner's own responses, then the foreign ones (paper); mixed: both in each minibatch.",
+        description="own_first: the learner's own responses, then the foreign ones (paper); mixed: both in each "
+        "minibatch.",
     )
     token_budget: Annotated[PositiveInt, NotIdentity] = Field(
         1024, description="Padded tokens per microbatch; memory, not results, depends on it."

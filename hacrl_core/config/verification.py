@@ -1,4 +1,4 @@
-"""What the verify stage reads: which verifier, how answers are found, the limits of a worker, the shape of the reward."""
+"""How responses are verified: the verifier, where answers are found, the limits of a worker, the reward."""
 
 import re
 from typing import Annotated, Literal
@@ -30,13 +30,16 @@ class OverlongConfig(StrictConfig):
 
 
 class VerifyConfig(StrictConfig):
+    """Settings of the verify stage."""
+
     verifier: str = Field(
         default="math",
         description="'math', 'exact', 'numeric', or the user's own function as 'my_module:my_fn'.",
     )
     fallbacks: tuple[Fallback, ...] = Field(
         default=("phrase", "last", "whole"),
-        description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or nothing.",
+        description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or "
+        "nothing.",
     )
     tolerance: float = Field(
         default=1e-6,
@@ -49,7 +52,8 @@ class VerifyConfig(StrictConfig):
     )
     wall_timeout_seconds: PositiveFloat | None = Field(
         default=None,
-        description="Wall-clock limit of one answer that sleeps instead of computing; default ten times timeout_seconds.",
+        description="Wall-clock limit of one answer that sleeps instead of computing; default ten times "
+        "timeout_seconds.",
     )
     memory_mb: int = Field(default=1024, ge=256, description="Address space of one worker process.")
     workers: Annotated[int, NotIdentity] = Field(

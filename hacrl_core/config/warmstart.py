@@ -1,4 +1,4 @@
-"""A first agent made by supervised training: its architecture, its tokenizer and how long it is taught what."""
+"""A first agent made by supervised training: its architecture, its tokenizer, and what it is taught for how long."""
 
 from typing import Literal, Self
 
@@ -11,8 +11,11 @@ Architecture = Literal["llama", "qwen3", "qwen2", "mistral", "olmo2"]
 
 
 class TokenizerConfig(StrictConfig):
+    """The tokenizer of a warm-started agent."""
+
     kind: Literal["characters", "bpe"] = Field(
-        description="characters: a token per byte; bpe: merges learned from the corpus, so that numbers become multi-digit tokens."
+        description="characters: a token per byte; bpe: merges learned from the corpus, so that numbers become "
+        "multi-digit tokens."
     )
     vocab_size: PositiveInt = Field(
         default=512,
@@ -22,6 +25,8 @@ class TokenizerConfig(StrictConfig):
 
 
 class ModelConfig(StrictConfig):
+    """The architecture of a warm-started agent."""
+
     architecture: Architecture = Field(description="Family of the transformers model.")
     hidden_size: PositiveInt = Field(description="Width of the residual stream; a multiple of heads.")
     layers: PositiveInt = Field(description="Number of decoder layers.")
@@ -35,7 +40,8 @@ class ModelConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden_size % (2 * self.heads):  # rotary embeddings turn pairs of channels
+        # Rotary embeddings rotate pairs of channels.
+        if self.hidden_size % (2 * self.heads):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of twice heads {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
@@ -54,6 +60,8 @@ class StopRule(StrictConfig):
 
 
 class WarmstartConfig(StrictConfig):
+    """Supervised training of a tiny agent on worked answers."""
+
     model: ModelConfig
     tokenizer: TokenizerConfig
     mixture: dict[Kind, PositiveFloat] = Field(
