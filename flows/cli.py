@@ -1,4 +1,4 @@
-"""The ``hacrl`` command: gathers the commands of ``flows/commands``."""
+"""The ``hacrl`` command, made of the commands in ``flows/commands``."""
 
 import sys
 from pathlib import Path
@@ -7,15 +7,16 @@ import typer
 
 from flows.commands import campaigns, configs, servers, store, sweeps, track, views
 
-# A user's own verifier lies beside the config; a console script does not look there by itself.
+# A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Train several different language models together on one verifiable task (HACPO), as a pipeline of cached stages.\n\n"
-    "Start with [bold]hacrl run configs/demo.yaml[/bold]; run the same command again to resume after a crash or to see the result again.",
+    help="Train several different language models together on one verifiable task (HACPO), as a pipeline of cached "
+    "stages.\n\nStart with [bold]hacrl run configs/demo.yaml[/bold]. Run the same command again to resume after a "
+    "crash, or to see the result again.",
 )
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)

@@ -1,4 +1,4 @@
-"""Commands that run and evaluate campaigns, and look into their rollouts."""
+"""``hacrl run``, ``eval``, ``rollouts`` and ``doctor``: run campaigns, evaluate agents, and check before running."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,12 +23,13 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Run so many iterations beyond the last complete one, whatever the config says. Interrupted: the same again.",
+            help="Run this many iterations beyond the last complete one, whatever the config says. "
+            "After an interruption, the same command continues to the same goal.",
         ),
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Run a campaign, or go on with it: stages whose artifacts exist are not run again."""
+    """Run a campaign, or resume it: stages whose artifacts exist are not run again."""
     from flows.run.goals import with_goal
     from flows.run.launch import launch
     from flows.views.summary import show_summary
@@ -46,19 +47,23 @@ def rollouts(
     campaign: CampaignArgument = None,
     iteration: Annotated[
         int | None,
-        typer.Option("--iteration", "-i", help="Which iteration, from 0; the last complete one unless given."),
+        typer.Option("--iteration", "-i", help="Iteration to show, counted from 0. Default: the last complete one."),
     ] = None,
-    agent: Annotated[str | None, typer.Option(help="Only what this agent wrote.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Show only responses of this agent.")] = None,
     learner: Annotated[
-        str | None, typer.Option(help="Whose advantages to show; the sampler's own unless given.")
+        str | None,
+        typer.Option(
+            help="Show the advantages that this agent learns from. Default: those of the agent that wrote the response."
+        ),
     ] = None,
     verdict: Annotated[
-        str | None, typer.Option(help="Only these: correct, incorrect, unparseable, timeout, error.")
+        str | None,
+        typer.Option(help="Show only responses with this verdict: correct, incorrect, unparseable, timeout or error."),
     ] = None,
-    prompts: Annotated[int, typer.Option("--prompts", "-n", min=1, help="How many prompts to show.")] = 3,
+    prompts: Annotated[int, typer.Option("--prompts", "-n", min=1, help="Number of prompts to show.")] = 3,
     home: HomeOption = None,
 ) -> None:
-    """Look at the texts, verdicts and advantages of an iteration."""
+    """Show the prompts, responses, verdicts and advantages of an iteration."""
     from flows.views.rollouts import show_rollouts
 
     show_rollouts(Console(), Home.find(home), campaign, iteration, agent, learner, verdict, prompts)
@@ -70,8 +75,9 @@ def evaluate(
     agent: Annotated[
         str,
         typer.Argument(
-            help="campaign/agent (newest version; campaign/agent@12 after 12 iterations, @best, @latest), a checkpoint's folder, a .gguf file, "
-            "or a hub id (org/model, org/model@revision)."
+            help="An agent of a campaign (campaign/agent is the latest version; campaign/agent@12 the one after 12 "
+            "iterations; also @best and @latest), a checkpoint's folder, a .gguf file, or a hub id (org/model, "
+            "org/model@revision)."
         ),
     ],
     benchmark: Annotated[
@@ -79,25 +85,29 @@ def evaluate(
         typer.Option(
             "--benchmark",
             "-b",
-            help="A preset (math500, gsm8k_test, aime2025, …), arithmetic (held-out), one of the campaign's, or a YAML file. "
-            "Repeatable; a campaign's agent is evaluated on all of its campaign's unless given.",
+            help="A preset (math500, gsm8k_test, aime2025, …), arithmetic (held-out problems), a benchmark of the "
+            "agent's campaign, or a YAML file. Repeatable. Default: all benchmarks of the agent's campaign.",
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Answers to each problem; the benchmark's unless given.")
+        int | None, typer.Option(min=1, help="Responses to each problem. Default: as the benchmark says.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; the benchmark's unless given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer; the benchmark's unless given.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy. Default: as the benchmark says.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest response, in tokens. Default: as the benchmark says.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first N problems.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="builtin or vllm; the campaign's, else builtin, unless given.")
+        str | None, typer.Option(help="builtin or vllm. Default: the engine of the agent's campaign, else builtin.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Answers written at a time; lower it to save memory.")
+        int | None, typer.Option(min=1, help="Responses sampled at a time; a lower number saves memory.")
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Evaluate any agent, trained here or not, on benchmarks; what was computed before is only shown."""
+    """Evaluate an agent, trained here or elsewhere, on benchmarks. Results in the store are not computed again."""
     from flows.agents.evaluate import evaluate_agent
     from flows.agents.find import Changes
     from flows.views.summary import show_evaluations
@@ -116,13 +126,13 @@ def doctor(
             "--config",
             "-c",
             metavar="CONFIG",
-            help="Also check a campaign's agents: prompt, tokens, memory. Runs nothing.",
+            help="Check the agents of this campaign instead: prompt, tokens, memory. Runs nothing.",
         ),
     ] = None,
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Say what is installed, what is missing and how to get it; with --config, whether a campaign's agents are ready."""
+    """Show what is installed, what is missing and how to get it; with --config, whether a campaign would run."""
     if config is None:
         from flows.doctor.machine import show_doctor
 

@@ -1,4 +1,4 @@
-"""What all commands share: their options, and one line instead of a traceback."""
+"""What all commands share: options, and errors in one line instead of a traceback."""
 
 import os
 from collections.abc import Callable
@@ -17,20 +17,27 @@ from hacrl_core.errors import HacrlError, StageError
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="Folder for all state. Default: $HACRL_HOME, else .hacrl here.", show_default=False),
+    typer.Option(
+        "--home",
+        help="Folder for all state. Default: $HACRL_HOME, else .hacrl in the current folder.",
+        show_default=False,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="Change one setting, e.g. --set update.learning_rate=1e-4. Repeatable."
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Override one setting of the config, e.g. --set update.learning_rate=1e-4. Repeatable.",
     ),
 ]
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A campaign's YAML file.")]
-CampaignArgument = Annotated[str | None, typer.Argument(help="Name of a campaign; the latest one unless given.")]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.")]
+CampaignArgument = Annotated[str | None, typer.Argument(help="Name of the campaign. Default: the most recent one.")]
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The user's mistakes and known failures end in one line and an exit code, never in a traceback."""
+    """Decorate a command so that mistakes and known failures end in one line and an exit code, not in a traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Commands that run many campaigns at once and compare them."""
+"""``hacrl sweep``: run variants of a campaign with several seeds, and compare them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,25 +19,28 @@ app = typer.Typer()
 @one_line_errors
 def sweep(
     config: Annotated[
-        Path, typer.Argument(metavar="SWEEP", help="A sweep's YAML file, e.g. configs/sweeps/main.yaml.")
+        Path, typer.Argument(metavar="SWEEP", help="The sweep's YAML file, e.g. configs/sweeps/main.yaml.")
     ],
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only say what would run, and how much of it is shared.")
+        bool, typer.Option("--plan", help="Run nothing; show what would run, and how much of it is shared.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Only write tables and pictures of the cells that are finished.")
+        bool, typer.Option("--report", help="Run nothing; write tables and pictures of the finished cells.")
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side; the sweep's unless given."),
+        typer.Option(
+            "--jobs", "-j", min=1, help="Number of processes that run cells side by side. Default: as the sweep says."
+        ),
     ] = None,
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
     """Run variants of a campaign with several seeds, share what they have in common, and compare them.
 
-    Killed or stopped, it goes on with the same command; finished cells are not run again, and a variant or seed added to the file runs alone.
-    --set changes the sweep itself, e.g. --set seeds=[1,2] or --set settings.iterations=10.
+    After an interruption the same command resumes. Finished cells are not run again, so a variant or seed that is added
+    to the file runs alone. --set overrides settings of the sweep, e.g. --set seeds=[1,2] or
+    --set settings.iterations=10.
     """
     from flows.sweep.report import make_report, write_report
     from flows.sweep.run import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder

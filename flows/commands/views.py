@@ -1,4 +1,4 @@
-"""Commands that look at campaigns: status, logs, the report; and the one that takes an agent out."""
+"""``hacrl status``, ``logs``, ``report`` and ``export``: look at campaigns, and export their agents."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.commands.common import CampaignArgument, HomeOption, one_line_errors
 from flows.home import Home
+from flows.views.text import size_text
 
 app = typer.Typer()
 
@@ -15,15 +16,16 @@ app = typer.Typer()
 @app.command()
 @one_line_errors
 def status(
-    campaign: Annotated[str | None, typer.Argument(help="Name of a campaign; all of them unless given.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.")] = False,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Also campaigns that ended long ago.")] = False,
+    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign. Default: all campaigns.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until Ctrl-C.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Also list old campaigns.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show running and past campaigns: progress, rate, time left, what they cost, how good their agents are.
+    """Show running and past campaigns: progress, rate, time left, cost, and how good their agents are.
 
-    [bold]each[/bold] is the wall time of one iteration, [bold]left[/bold] what remains at that rate; [bold]responses[/bold] and
-    [bold]tokens[/bold] are those of all agents in training, [bold]stages[/bold] the time of all stages, side by side or not.
+    [bold]each[/bold] is the wall time of one iteration, [bold]left[/bold] the time that remains at that rate.
+    [bold]responses[/bold] and [bold]tokens[/bold] are those of all agents in training, [bold]stages[/bold] is the sum
+    of the time of all stages.
     """
     from flows.views.status import show_status, watch_status
 
@@ -34,13 +36,13 @@ def status(
 @one_line_errors
 def logs(
     campaign: CampaignArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing new lines until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines; 0 shows all.")] = 40,
-    problems: Annotated[bool, typer.Option("--problems", "-p", help="Only warnings and errors.")] = False,
-    worker: Annotated[str | None, typer.Option(help="Only what this agent's worker process printed.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to show; 0 shows all.")] = 40,
+    problems: Annotated[bool, typer.Option("--problems", "-p", help="Show only warnings and errors.")] = False,
+    worker: Annotated[str | None, typer.Option(help="Show only what the worker process of this agent printed.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Show what happened in a campaign: stages with their seconds, warnings, errors, what worker processes printed."""
+    """Show the log of a campaign: stages and their seconds, warnings, errors, and the output of worker processes."""
     from flows.views.status import show_log
 
     show_log(Console(), Home.find(home), campaign, lines=lines, following=follow, problems=problems, worker=worker)
@@ -51,12 +53,12 @@ def logs(
 def report(
     campaign: CampaignArgument = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write into; the campaign's own unless given.")
+        Path | None, typer.Option("--out", "-o", help="Folder to write into. Default: report in the campaign's folder.")
     ] = None,
     pictures: Annotated[bool, typer.Option(help="Also write the charts as PNGs.")] = True,
     home: HomeOption = None,
 ) -> None:
-    """Write a campaign as one HTML page that needs nothing else, and its charts as PNGs; also while it runs."""
+    """Write a campaign's report: one self-contained HTML page, and the charts as PNGs. Works while it runs, too."""
     from flows.report.page import write_report
 
     console = Console()
@@ -71,10 +73,10 @@ def export(
         str,
         typer.Argument(
             metavar="AGENT",
-            help="campaign/agent, its latest version; or with @best, @latest, @12 (after 12 iterations).",
+            help="campaign/agent for the latest version, or with @best, @latest or @12 (after 12 iterations).",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write into; it must be new or empty.")],
     home: HomeOption = None,
 ) -> None:
     """Write an agent as a plain checkpoint that transformers and vLLM load without this project.
@@ -84,4 +86,4 @@ def export(
     from flows.agents.export import export_agent
 
     done = export_agent(Home.find(home), agent, folder)
-    Console().print(f"{done.name} in {done.folder}, {done.bytes / 1e6:.1f} MB", soft_wrap=True, highlight=False)
+    Console().print(f"{done.name} in {done.folder}, {size_text(done.bytes)}", soft_wrap=True, highlight=False)

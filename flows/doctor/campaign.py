@@ -1,16 +1,17 @@
-"""``hacrl doctor --config``: each agent is looked at before anything runs; weights are not read."""
+"""``hacrl doctor --config``: check every agent of a campaign before anything runs, without reading weights."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from flows.views.text import gib
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import VllmEngineConfig
@@ -19,26 +20,30 @@ from hacrl_core.problems import Problem, load_problems
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
 from hacrl_core.seeding import derive_seed
 
-GIB = 1 << 30
-STAND_IN = Problem("stand-in", ({"role": "user", "content": "What is 17+25?"},), "42", "doctor", {})
+if TYPE_CHECKING:
+    from hacrl_core.learning.memory import Estimate, Shape
+
+# Asked where the campaign's own problems cannot be read.
+PLACEHOLDER = Problem("placeholder", ({"role": "user", "content": "What is 17+25?"},), "42", "doctor", {})
 
 
 @dataclass
 class Checkup:
-    """What was found out about one agent."""
+    """What the checks found about one agent."""
 
     agent: str
     facts: list[tuple[str, str]] = field(default_factory=list)
     prompt: str = ""
     prompt_tokens: int = 0
-    memory: Any = None  # Estimate
-    place: str = "cpu"  # the device it scores and learns on
+    memory: "Estimate | None" = None
+    # The device on which it scores and learns.
+    place: str = "cpu"
     fingerprint: str = ""
     faults: list[str] = field(default_factory=list)
 
 
 def check_campaign(console: Console, config: CampaignConfig) -> int:
-    """Print what was found; 2 and one line per fault when the campaign would fail."""
+    """Print what was found; return 2 and print one line per fault if the campaign would fail."""
     faults: list[str] = []
     problem = _problem(config, faults)
     _check_benchmarks(config, faults)
@@ -55,17 +60,17 @@ def check_campaign(console: Console, config: CampaignConfig) -> int:
 
 
 def _problem(config: CampaignConfig, faults: list[str]) -> Problem:
-    """The first one that the campaign would ask; a stand-in where it cannot be read, so that the agents are still checked."""
+    """Return the campaign's first problem, or a placeholder if it cannot be read, so that agents are still checked."""
     try:
         seed = derive_seed(config.seed, "sample")
         return load_problems(config.problems).for_iteration(seed, 0, config.prompts_per_iteration)[0]
     except HacrlError as fault:
         faults.append(str(fault))
-        return STAND_IN
+        return PLACEHOLDER
 
 
 def _check_benchmarks(config: CampaignConfig, faults: list[str]) -> None:
-    """A benchmark that cannot be read would end the first night at its first evaluation."""
+    """Read all benchmarks: one that cannot be read would end the campaign at its first evaluation."""
     for benchmark in config.evaluate.benchmarks:
         try:
             load_problems(benchmark.problems)
@@ -78,7 +83,7 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     checkup.faults += [*_devices(settings, checkup), *_software(config, agent)]
     try:
         tokenizer, stops, shape = _load(config, agent, checkup)
-        _look_at_tokens(config, checkup, tokenizer, stops, problem, shape.context)
+        _check_tokens(config, checkup, tokenizer, stops, problem, shape.context)
     except HacrlError as fault:
         checkup.faults.append(str(fault))
         return checkup
@@ -90,21 +95,23 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     return checkup
 
 
-def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tuple[int, ...], Any]:
-    """Tokenizer, end tokens and shape; notes where the agent comes from."""
+def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> "tuple[Any, tuple[int, ...], Shape]":
+    """Return tokenizer, end tokens and shape; add to the facts where the agent comes from."""
     from hacrl_core.learning.memory import shape_of
 
     settings = config.agents[agent]
     if settings.warmstart is not None:
-        tokenizer, model_config = _newborn(config, agent)
-        shape, stops = shape_of(model_config), (int(tokenizer.eos_token_id),)
+        tokenizer, model_config = _untrained(config, agent)
+        shape = shape_of(model_config)
+        stops: tuple[int, ...] = (int(tokenizer.eos_token_id),)
         checkup.facts.append(("from", "a warm start"))
     else:
         from hacrl_core.agents.adoption import read_origin
 
         assert settings.checkpoint is not None
         origin = read_origin(settings.checkpoint, settings.chat_template)
-        tokenizer, stops, model_config = origin.tokenizer, origin.stop_token_ids, origin.config
+        tokenizer, stops = origin.tokenizer, origin.stop_token_ids
+        model_config = origin.config
         shape = shape_of(model_config, trust_remote_code=settings.checkpoint.trust_remote_code)
         checkup.facts.append(("from", _source(settings, origin.commit)))
     kind = getattr(model_config, "model_type", "?")
@@ -113,11 +120,14 @@ def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tu
     return tokenizer, stops, shape
 
 
-def _newborn(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
+def _untrained(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
+    """Return the tokenizer and the model config of an agent that starts from a warm start."""
     from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 
     warmstart, corpus = config.agents[agent].warmstart, config.corpus
-    assert warmstart is not None and corpus is not None  # checked by the config  # noqa: PT018
+    # The config guarantees both.
+    assert warmstart is not None
+    assert corpus is not None
     _, _, tokenizer = corpus_and_tokenizer(warmstart, corpus, derive_seed(config.seed, "warmstart", agent))
     return tokenizer, make_model(warmstart.model, tokenizer, 0).config
 
@@ -134,10 +144,10 @@ def _source(settings: AgentConfig, commit: str | None) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _look_at_tokens(
+def _check_tokens(
     config: CampaignConfig, checkup: Checkup, tokenizer: Any, stops: tuple[int, ...], problem: Problem, context: int
 ) -> None:
-    """Render a prompt, read a foreign response, compare lengths with the limits."""
+    """Render a prompt, encode a foreign response, and compare lengths with the limits."""
     from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
 
     agent, limit = config.agents[checkup.agent], config.generation(checkup.agent)
@@ -174,10 +184,12 @@ def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
     count = torch.cuda.device_count()
     missing = [str(gpu) for gpu in settings.gpus if gpu >= count]
     if missing:
-        yield f"GPU {', '.join(missing)} is not here, {count} are; correct gpus"
+        yield f"GPU {', '.join(missing)} does not exist, this machine has {count}; correct gpus"
         return
     seen = settings.gpus or tuple(range(count))
-    wanted = settings.device if settings.device != "auto" else ("cuda" if seen else "cpu")
+    wanted = settings.device
+    if wanted == "auto":
+        wanted = "cuda" if seen else "cpu"
     if not wanted.startswith("cuda"):
         checkup.place = wanted
         return
@@ -185,7 +197,7 @@ def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
     if index < len(seen):
         checkup.place = f"cuda:{seen[index]}"
     else:
-        yield f"device {wanted} is not here: it sees {len(seen)} GPUs; set device or gpus"
+        yield f"device {wanted} does not exist: the agent sees {len(seen)} GPUs; set device or gpus"
 
 
 def _software(config: CampaignConfig, agent: str) -> Iterator[str]:
@@ -206,7 +218,7 @@ def _software(config: CampaignConfig, agent: str) -> Iterator[str]:
         yield "gguf_file is set but gguf is not installed; install the extra hacrl[real]"
 
 
-# -- showing -------------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def _show(console: Console, checkup: Checkup, same_tokens: list[str]) -> None:
@@ -229,11 +241,11 @@ def _shares_tokens(one: Checkup, other: Checkup) -> bool:
 
 
 def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checkup]) -> list[str]:
-    """One row per agent. Workers on the CPU run side by side, so theirs add up; agents that share a GPU take turns."""
-    known = [c for c in checkups if c.memory is not None]
-    places: dict[str, list[Checkup]] = {}
-    for checkup in known:
-        places.setdefault(checkup.place, []).append(checkup)
+    """Print the memory of every agent. Workers on the CPU run side by side, so it adds up; on a GPU they take turns."""
+    places: dict[str, list[tuple[str, Estimate]]] = {}
+    for checkup in checkups:
+        if checkup.memory is not None:
+            places.setdefault(checkup.place, []).append((checkup.agent, checkup.memory))
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("memory, GiB")
     for title in ("device", "generate", "score", "update", "free"):
@@ -242,30 +254,30 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
     faults = []
     for place, there in places.items():
         free = free_bytes(place)
-        highest = [c.memory.highest for c in there]
+        highest = [memory.highest for _, memory in there]
         need = sum(highest) if place == "cpu" else max(highest)
-        verdict = "?" if free is None else "fits" if need <= free else "does not fit"
-        for checkup in there:
-            stages = [f"{getattr(checkup.memory, s) / GIB:.1f}" for s in ("generate", "score", "update")]
-            table.add_row(checkup.agent, place, *stages, "" if free is None else f"{free / GIB:.1f}", verdict)
-        if verdict == "does not fit":
-            names = " and ".join(c.agent for c in there)
+        fits = free is None or need <= free
+        verdict = "?" if free is None else ("fits" if fits else "does not fit")
+        for agent, memory in there:
+            stages = [gib(size) for size in (memory.generate, memory.score, memory.update)]
+            table.add_row(agent, place, *stages, "" if free is None else gib(free), verdict)
+        if not fits:
+            names = " and ".join(agent for agent, _ in there)
             faults.append(
-                f"{place}: {names} need about {need / GIB:.1f} GiB, {(free or 0) / GIB:.1f} are free; lower update.token_budget or "
-                "generate.batch_size, set update.gradient_checkpointing, or train adapters (update.lora)"
+                f"{place}: {names} need about {gib(need)} GiB, {gib(free or 0)} are free; "
+                "lower update.token_budget or generate.batch_size, set update.gradient_checkpointing, "
+                "or train adapters (update.lora)"
             )
-    if known:
+    if places:
         console.print(table)
         console.print()
     return faults
 
 
-def free_bytes(place: str, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+def free_bytes(place: str) -> int | None:
+    """Return the free memory of a device; None if it is unknown."""
     if place.startswith("cuda"):
         import torch
 
         return int(torch.cuda.mem_get_info(place)[0])
-    if place != "cpu" or not meminfo.exists():
-        return None
-    fields: Mapping[str, str] = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return int(psutil.virtual_memory().available) if place == "cpu" else None

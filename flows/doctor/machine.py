@@ -1,4 +1,4 @@
-"""What is installed, what is missing, and how to get it."""
+"""``hacrl doctor``: what is installed on this machine, what is missing, and how to get it."""
 
 import os
 import platform
@@ -6,21 +6,23 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from flows.home import Home
+from flows.views.text import gib
+from hacrl_core.errors import EngineError
 
 REQUIRED = ("torch", "transformers", "prefect", "mlflow", "pyarrow", "datasets", "math-verify", "pydantic")
 OPTIONAL = {"peft": "LoRA: pip install 'hacrl[lora]'", "triton": "fused kernel on CUDA: comes with torch for CUDA"}
 
-Check = tuple[str, str, str]  # state, what, detail
+# State (ok, missing or note), what was checked, and details.
+Check = tuple[str, str, str]
 
 
 def show_doctor(console: Console, home: Home) -> int:
-    """Print the checks; 1 when something needed is missing."""
+    """Print the checks; return 1 if something required is missing."""
     checks = [*_packages(), *_machine(), *_engines(), *_home(home)]
     table = Table(box=None, padding=(0, 2), show_header=False)
     marks = {"ok": "[green]ok[/green]", "missing": "[red]missing[/red]", "note": "[yellow]note[/yellow]"}
@@ -28,10 +30,11 @@ def show_doctor(console: Console, home: Home) -> int:
         table.add_row(marks[state], what, detail)
     console.print(table)
     missing = [what for state, what, _ in checks if state == "missing"]
-    console.print(
-        f"[red]{len(missing)} missing[/red]: {', '.join(missing)}" if missing else "Ready: hacrl run configs/demo.yaml"
-    )
-    return 1 if missing else 0
+    if missing:
+        console.print(f"[red]{len(missing)} missing[/red]: {', '.join(missing)}")
+        return 1
+    console.print("Ready: hacrl run configs/demo.yaml")
+    return 0
 
 
 def _packages() -> Iterator[Check]:
@@ -52,38 +55,30 @@ def _machine() -> Iterator[Check]:
     import torch
 
     yield "ok", "processor", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads here"
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(number)
-            yield (
-                "ok",
-                f"cuda:{number}",
-                f"{torch.cuda.get_device_name(number)}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free",
-            )
-    else:
+    if not torch.cuda.is_available():
         yield "note", "GPU", "none found; everything runs on the CPU"
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        name = torch.cuda.get_device_name(number)
+        yield "ok", f"cuda:{number}", f"{name}, {gib(free, 0)} of {gib(total, 0)} GiB free"
 
 
 def _engines() -> Iterator[Check]:
-    yield "ok", "built-in engine", "always there"
-    python = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
-    if python.exists():
-        yield "ok", "vLLM", "its environment is built"
+    from hacrl_core.generation.vllm.process import find_python
+
+    yield "ok", "built-in engine", "always available"
+    try:
+        yield "ok", "vLLM", f"its interpreter is {find_python(None)}"
+    except EngineError:
+        yield "note", "vLLM", "not built; `make vllm` builds it (only needed for engine: {kind: vllm})"
+    if shutil.which("g++"):
+        yield "ok", "C++ compiler", "found"
     else:
-        yield "note", "vLLM", "not built; `make vllm` does it (only needed for engine: {kind: vllm})"
-    yield (
-        ("ok", "C++ compiler", "found")
-        if shutil.which("g++")
-        else ("note", "C++ compiler", "none; only engine.compile needs one")
-    )
+        yield "note", "C++ compiler", "none; only vLLM compiles with one, unless engine.enforce_eager is set"
 
 
 def _home(home: Home) -> Iterator[Check]:
     place = home.root if home.root.exists() else home.root.parent
     writable = os.access(place, os.W_OK)
-    free = shutil.disk_usage(place).free / 2**30
-    yield (
-        "ok" if writable else "missing",
-        "home folder",
-        f"{home.root}, {free:.0f} GiB free" + ("" if writable else "; not writable"),
-    )
+    detail = f"{home.root}, {gib(shutil.disk_usage(place).free, 0)} GiB free"
+    yield "ok" if writable else "missing", "home folder", detail if writable else f"{detail}; not writable"

@@ -94,8 +94,10 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
         cut = " …" if alike[0]["finish_reason"] == "length" else ""
         table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(text + cut))
     question = " ".join(m["content"] for m in prompt["messages"])
-    title = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
-    return Panel(table, title=title, title_align="left", subtitle=Text(tags_of(prompt["tags"])), subtitle_align="right")
+    heading = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
+    return Panel(
+        table, title=heading, title_align="left", subtitle=Text(tags_of(prompt["tags"])), subtitle_align="right"
+    )
 
 
 def tags_of(raw: str) -> str:
