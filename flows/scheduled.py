@@ -44,7 +44,7 @@ def _run_name() -> str:
 @flow(
     name="campaign",
     flow_run_name=_run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=THREADS),
+    task_runner=ThreadPoolTaskRunner[Any](max_workers=THREADS),
     persist_result=False,
 )
 def scheduled_campaign(
@@ -58,7 +58,9 @@ def scheduled_campaign(
         settings: Changes for this run only, e.g. {"generate.batch_size": 64}.
     """
     quiet_environment()
-    begun, home, log = time.monotonic(), Home.find(), get_run_logger()
+    begun = time.monotonic()
+    home = Home.find()
+    log = get_run_logger()
     campaign = changed(config, settings or {})
     _wait_for_others(campaign.name, home, log)
     if more_iterations is not None:
@@ -105,7 +107,8 @@ class LogLines(io.TextIOBase):
     """A text stream that writes each printed line to a log."""
 
     def __init__(self, log: "logging.Logger | logging.LoggerAdapter[Any]") -> None:
-        self._log, self._rest = log, ""
+        self._log = log
+        self._rest = ""
 
     def write(self, text: str) -> int:
         """Log every complete line of the text and keep the rest for later."""

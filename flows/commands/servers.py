@@ -105,7 +105,8 @@ def deploy(
     """Run a campaign on a schedule (schedule in its config), through the worker that `hacrl up` started."""
     from flows.scheduling import deployments
 
-    console, place = Console(), Home.find(home)
+    console = Console()
+    place = Home.find(home)
     if (config is not None) + list_ + (remove is not None) != 1:
         raise ConfigError("hacrl deploy: give one of CONFIG, --list, --remove NAME")
     if list_:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.commands.common import HomeOption, one_line_errors
 from flows.home import Home
+from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ConfigError
 
 app = typer.Typer(
@@ -84,7 +85,6 @@ def gc(
     version only the files go: the campaign still counts as complete and is not run again.
     """
     from flows.store.gc import collect_garbage
-    from hacrl_core.config.operation import KeepConfig
 
     given = keep_last is not None or keep_best or keep_every is not None
     policy = KeepConfig(last=keep_last or 1, best=keep_best, every=keep_every) if given else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from flows.record.history import History, last
 from flows.record.record import Record
+from flows.report.charts import draw_learning_curves
 from flows.run.events import Listener
 from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
@@ -165,9 +166,9 @@ def _rows(history: History) -> list[dict[str, Any]]:
 
 
 def _markdown(history: History) -> str:
-    from flows.report.charts import draw_learning_curves
-
-    config, cost, rows = history.config, history.cost(), _rows(history)
+    config = history.config
+    cost = history.cost()
+    rows = _rows(history)
     head = f"# {config.name}\n\n{config.preset}, {history.done} of {config.iterations} iterations, "
     head += f"{short(cost.responses)} responses, {short(cost.tokens)} tokens, {clock(cost.seconds)} of stages.\n\n"
     titles = list(rows[0])

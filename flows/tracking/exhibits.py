@@ -13,6 +13,8 @@ from typing import Any
 
 from flows.record.history import History
 from flows.record.record import Entry
+from flows.report.charts import draw_learning_curves
+from flows.report.examples import examples
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
@@ -131,8 +133,6 @@ class Gallery:
     # -- table, figures, report ------------------------------------------------------------------------------------
 
     def _log_table(self) -> None:
-        from flows.report.examples import examples
-
         iteration, shown = examples(self._history(), _PROMPTS)
         if not shown:
             return
@@ -161,10 +161,11 @@ class Gallery:
 
     def _log_figures(self) -> None:
         """Send the learning curves as a picture, and the report, which MLflow shows as a page."""
-        from flows.report.charts import draw_learning_curves
+        # Imports jinja2, which a cached run does without.
         from flows.report.page import PAGE, render
 
-        history, parent = self._history(), self._runs[PARENT]
+        history = self._history()
+        parent = self._runs[PARENT]
         with tempfile.TemporaryDirectory() as place:
             if (path := draw_learning_curves(history, Path(place))) is not None:
                 self._client.log_artifact(parent, str(path), "figures")

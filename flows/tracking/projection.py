@@ -145,9 +145,9 @@ class Projection:
         except ArtifactError:
             # Deleted by hand, or damaged and not computed again yet.
             return
-        at, step = int(manifest.provenance.finished * 1000), entry.iteration or 0
+        at = int(manifest.provenance.finished * 1000)
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
-        step = step if entry.stage == "evaluate" else step + 1
+        step = (entry.iteration or 0) + (0 if entry.stage == "evaluate" else 1)
         clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
         values = {**manifest.metrics, clock: manifest.provenance.seconds}
         for name, value in values.items():
