@@ -10,6 +10,8 @@ from stages.spec import Context, OutFolder, Result, Stage
 
 
 class AdoptSlice(StrictConfig):
+    """What adoption reads of the config."""
+
     checkpoint: CheckpointConfig
     source_digest: str  # of the files; for a hub id its name and revision, so pin a commit
     chat_template: str | None = None
@@ -23,6 +25,7 @@ class AdoptSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: AdoptSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Write the checkpoint as a plain one that every stage reads alike."""
     from hacrl_core.agents.adoption import adopt_checkpoint
 
     origin, parameters = adopt_checkpoint(config.checkpoint, out.path, config.chat_template)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class CreditSlice(StrictConfig):
+    """What credit reads of the config."""
+
     learner: str
     agents: tuple[str, ...]  # the samplers whose verdicts are inputs, the learner among them
     iteration: NonNegativeInt
@@ -27,6 +29,7 @@ class CreditSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: CreditSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Give every response its advantage for one learner, and bring everybody's capability up to date."""
     from hacrl_core.algorithm import credit_metrics, gradient_omega, learner_advantages, smoothed_capability
 
     groups = _groups(inputs, config)

@@ -26,6 +26,8 @@ MOST_ANSWER_CHARS = 600
 
 
 class EvaluateSlice(StrictConfig):
+    """What an evaluation reads of the config."""
+
     benchmark: BenchmarkConfig
     content_digest: str  # of the benchmark's problems
     generate: GenerateConfig
@@ -51,12 +53,16 @@ class EvaluateSlice(StrictConfig):
 
     @property
     def sampling(self) -> GenerateConfig:
+        """How answers are sampled: the campaign's engine, the benchmark's own temperature and lengths."""
         own = {name: getattr(self.benchmark, name) for name in ("temperature", "top_p", "max_tokens")}
         return self.generate.model_copy(update={**own, "top_k": 0, "max_prompt_tokens": None})
 
     @property
     def verification(self) -> VerifyConfig:
-        """The campaign's, with the benchmark's own tolerance where it has one; shaped rewards are for training only."""
+        """How answers are checked: as in the campaign, with the benchmark's tolerance where it has one.
+
+        Shaped rewards are for training only.
+        """
         own = {} if self.benchmark.tolerance is None else {"tolerance": self.benchmark.tolerance}
         return self.verify.model_copy(update={**own, "format_reward": 0.0, "overlong": None})
 
@@ -64,6 +70,7 @@ class EvaluateSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: EvaluateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Answer every problem of the benchmark, verify the answers and sum them up."""
     problems = load_problems(config.benchmark.problems).problems
     generations = _answers(inputs["agent"], problems, config, required_seed("evaluate", seed), context)
     repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
@@ -111,7 +118,7 @@ def _columns(
 
 
 def outcomes_of(columns: Mapping[str, Sequence[Any]], samples: int) -> Outcomes:
-    """The table of results as problems × samples."""
+    """Return the table of results as problems × samples."""
     # What the verifier failed on is neither right nor wrong.
     known = {VerdictKind.CORRECT.value: 1.0, VerdictKind.ERROR.value: np.nan}
     # One vote for all spellings of an answer; what is too long for an answer keeps its own.
@@ -126,7 +133,10 @@ def outcomes_of(columns: Mapping[str, Sequence[Any]], samples: int) -> Outcomes:
 
 
 def _metrics(benchmark: BenchmarkConfig, outcomes: Outcomes) -> Metrics:
-    """All of it for the benchmark, the accuracy alone by tag; a tag with a value of its own per problem tells nothing."""
+    """Return all metrics of the benchmark, and its accuracy by tag.
+
+    A tag whose value differs from problem to problem says nothing and is left out.
+    """
     found = summarise(outcomes, benchmark.reported_ks)
     average = f"avg@{benchmark.samples}"
     for short, name in (

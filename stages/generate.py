@@ -18,6 +18,8 @@ from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_see
 
 
 class GenerateSlice(StrictConfig):
+    """What generation reads of the config."""
+
     agent_id: str
     iteration: NonNegativeInt
     samples_per_prompt: PositiveInt
@@ -28,6 +30,7 @@ class GenerateSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: GenerateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Answer every prompt several times and record what was written with which log-probs."""
     from hacrl_core.generation.protocols import GenerationRequest
     from hacrl_core.rendering import render_prompt
 

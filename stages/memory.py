@@ -1,4 +1,4 @@
-"""How much memory a stage took: the process's highest resident size while it ran, and the highest of its GPUs."""
+"""How much memory a stage took: the highest resident size of its process, and the highest of its GPUs."""
 
 import contextlib
 import resource
@@ -12,6 +12,8 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Peak:
+    """Highest memory use, in bytes."""
+
     host_bytes: int
     device_bytes: int
 
@@ -19,7 +21,7 @@ class Peak:
 def begin() -> None:
     """Forget earlier peaks.
 
-    Where the system does not let us (no Linux), a stage reports the highest one of the process so far.
+    Where the system does not allow that (it is not Linux), a stage reports the process's highest peak so far.
     """
     with contextlib.suppress(OSError):
         _RESET.write_text("5")
@@ -28,6 +30,7 @@ def begin() -> None:
 
 
 def end() -> Peak:
+    """Return the peaks since `begin`."""
     device = max((_cuda().max_memory_allocated(device) for device in _gpus()), default=0)
     return Peak(_highest_resident(), device)
 
@@ -42,7 +45,7 @@ def _highest_resident() -> int:
 
 
 def _gpus() -> range:
-    """Asking must neither import torch nor wake a GPU up."""
+    """Return the GPUs in use; asking must neither import torch nor initialise CUDA."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)  # another thread may be importing torch just now
     is_awake = getattr(cuda, "is_initialized", None)
     return range(cuda.device_count() if cuda is not None and is_awake is not None and is_awake() else 0)

@@ -1,5 +1,4 @@
-"""Work finer than a stage, kept in shards so that a crash costs little: responses that were sampled, verdicts that were
-reached.
+"""Work finer than a stage, kept in shards so that a crash costs little: sampled responses and verdicts.
 
 Shards lie in the folder ``partial/<key of the stage call>``, so a call with another identity never sees them. They are
 removed when the artifact is published. Each shard names the request it answers and carries a digest of its content: one

@@ -18,6 +18,8 @@ from stages.spec import Context, OutFolder, Result, Stage, required_seed
 
 
 class SampleSlice(StrictConfig):
+    """What sampling reads of the config."""
+
     problems: ProblemsConfig
     iteration: NonNegativeInt
     prompts: PositiveInt
@@ -29,6 +31,7 @@ class SampleSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: SampleSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Draw the prompts of an iteration, a function of seed and iteration alone."""
     seed = required_seed("sample", seed)
     drawn = _problems(inputs, config, context).for_iteration(seed, config.iteration, config.prompts)
     columns: dict[str, list[Any]] = {
@@ -43,16 +46,18 @@ def run(
 
 
 def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: Context) -> ProblemSet:
-    """The problems that fit every agent; read once per process, and checked to be those the campaign planned with."""
+    """Return the problems that fit every agent, loaded once per process."""
     known = (config.model_dump_json(include={"problems", "content_digest", "max_prompt_tokens"}), *inputs.values())
     return context.warm.problems(known, partial(_load, inputs, config))
 
 
 def _load(inputs: Mapping[str, ArtifactRef], config: SampleSlice) -> ProblemSet:
+    """Load the problems, check that they are those the campaign was planned with, and drop those that do not fit."""
     found = load_problems(config.problems)
     if found.content_digest != config.content_digest:
         raise StageError(
-            f"sample #{config.iteration}: the problems changed on disk while the campaign ran; run the same command again"
+            f"sample #{config.iteration}: the problems changed on disk while the campaign ran; "
+            "run the same command again"
         )
     if config.max_prompt_tokens is not None and found.generator is None:
         found = replace(found, problems=_that_fit(found, inputs, config, config.max_prompt_tokens))

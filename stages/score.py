@@ -15,6 +15,8 @@ from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
 
 class ScoreSlice(StrictConfig):
+    """What scoring reads of the config."""
+
     learner: str
     samplers: tuple[str, ...]
     iteration: NonNegativeInt
@@ -26,13 +28,14 @@ class ScoreSlice(StrictConfig):
     chat_template: str | None = None
 
     def known(self, row: Mapping[str, Any]) -> bool:
-        """Whether sampling has already said what scoring this response would say."""
+        """Whether sampling already gave the log-probs that scoring this response would give."""
         return self.score.own == "sampled" and row["is_own"] and not self.is_reference
 
 
 def run(
     inputs: Mapping[str, ArtifactRef], config: ScoreSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Compute the log-probs of everybody's responses under the learner."""
     from hacrl_core.learning.scoring import score_sequences
     from hacrl_core.learning.sequences import TrainSequence
 
@@ -80,7 +83,11 @@ def run(
 def _rows_of(
     agent: Any, fingerprint: str, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice
 ) -> list[dict[str, Any]]:
-    """One sampler's rollouts in the learner's tokens: its own, and those of an agent with the same tokenizer, verbatim."""
+    """Return one sampler's rollouts in the learner's tokens.
+
+    The learner's own and those of an agent with the same tokenizer and chat template are taken verbatim; the others are
+    tokenised anew.
+    """
     from hacrl_core.rendering import encode_response, render_prompt
 
     table = read_table(inputs[f"rollouts/{sampler}"].path / "rollouts.parquet", ROLLOUTS)

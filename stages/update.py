@@ -1,7 +1,4 @@
-"""update: learner + scores + credit → the learner's next version.
-
-The stage joins what the inputs say about each response and publishes what `hacrl_core.learning.learner` makes of it.
-"""
+"""update: learner + scores + credit → the learner's next version, trained by `hacrl_core.learning.learner`."""
 
 import os
 import shutil
@@ -30,6 +27,8 @@ _OF_SAMPLERS = ("rollout_id", "is_own", "mean_logprob")
 
 
 class UpdateSlice(StrictConfig):
+    """What an update reads of the config."""
+
     learner: str
     samplers: tuple[str, ...]
     iteration: NonNegativeInt
@@ -53,10 +52,8 @@ def run(
 
     responses, failed = _read(inputs, config)
     if config.max_error_share is not None and failed > config.max_error_share:
-        context.warn(
-            f"update {config.learner} #{config.iteration}: skipped, "
-            f"the verifier failed on {failed:.0%} of a sampler's responses"
-        )
+        skipped = f"update {config.learner} #{config.iteration}: skipped"
+        context.warn(f"{skipped}, the verifier failed on {failed:.0%} of a sampler's responses")
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     seed = required_seed("update", seed)
     version = inputs["agent"]
@@ -110,9 +107,7 @@ def _scores(ref: ArtifactRef, columns: Sequence[str] = SCORES.fields.names) -> T
 
 
 def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, config: UpdateSlice) -> "list[Response]":
-    """Join by rollout: credit names the responses, the learner's scores their tokens, each sampler's scores the
-    denominator.
-    """
+    """Join by rollout: credit names responses, the learner's scores their tokens, each sampler's its denominator."""
     from hacrl_core.algorithm.minibatches import Response
 
     sampled_at = {r["rollout_id"]: r["mean_logprob"] for s in config.samplers for r in scores[s] if r["is_own"]}

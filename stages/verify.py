@@ -16,6 +16,8 @@ from stages.spec import Context, OutFolder, Result, Stage
 
 
 class VerifySlice(StrictConfig):
+    """What verification reads of the config."""
+
     verify: VerifyConfig
     verifier_source: str = ""  # digest of the user's own verifier
 
@@ -23,6 +25,7 @@ class VerifySlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: VerifySlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Compare every response with its prompt's answer."""
     rollouts = read_table(inputs["rollouts"].path / "rollouts.parquet", ROLLOUTS)
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS)
     answers = dict(zip(prompts["prompt_id"].to_pylist(), prompts["answer"].to_pylist(), strict=True))

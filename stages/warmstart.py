@@ -10,6 +10,8 @@ from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_see
 
 
 class WarmstartSlice(StrictConfig):
+    """What a warm start reads of the config."""
+
     warmstart: WarmstartConfig
     corpus: ArithmeticConfig
 
@@ -17,6 +19,7 @@ class WarmstartSlice(StrictConfig):
 def run(
     inputs: Mapping[str, ArtifactRef], config: WarmstartSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
+    """Train a new agent on worked answers."""
     from hacrl_core.agents.warmstart import warm_start
 
     def progress(done: int, total: int, metrics: Metrics) -> None:
