@@ -3,25 +3,28 @@
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+import torch
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from flows.views.text import gib
+from hacrl_core.agents.adoption import read_origin
+from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.errors import HacrlError
+from hacrl_core.generation.vllm.process import find_python
+from hacrl_core.learning.memory import Estimate, Shape, estimate, shape_of
 from hacrl_core.problems import Problem, load_problems
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
+from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
 from hacrl_core.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from hacrl_core.learning.memory import Estimate, Shape
 
 # Asked where the campaign's own problems cannot be read.
 PLACEHOLDER = Problem("placeholder", ({"role": "user", "content": "What is 17+25?"},), "42", "doctor", {})
@@ -35,7 +38,7 @@ class Checkup:
     facts: list[tuple[str, str]] = field(default_factory=list)
     prompt: str = ""
     prompt_tokens: int = 0
-    memory: "Estimate | None" = None
+    memory: Estimate | None = None
     # The device on which it scores and learns.
     place: str = "cpu"
     fingerprint: str = ""
@@ -87,18 +90,14 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     except HacrlError as fault:
         checkup.faults.append(str(fault))
         return checkup
-    from hacrl_core.learning.memory import estimate
-
     generate = config.generation(agent)
     longest = generate.max_prompt_tokens or checkup.prompt_tokens
     checkup.memory = estimate(shape, generate, config.scoring(agent), config.training(agent), longest)
     return checkup
 
 
-def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> "tuple[Any, tuple[int, ...], Shape]":
+def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tuple[int, ...], Shape]:
     """Return tokenizer, end tokens and shape; add to the facts where the agent comes from."""
-    from hacrl_core.learning.memory import shape_of
-
     settings = config.agents[agent]
     if settings.warmstart is not None:
         tokenizer, model_config = _untrained(config, agent)
@@ -106,8 +105,6 @@ def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> "tuple[Any, t
         stops: tuple[int, ...] = (int(tokenizer.eos_token_id),)
         checkup.facts.append(("from", "a warm start"))
     else:
-        from hacrl_core.agents.adoption import read_origin
-
         assert settings.checkpoint is not None
         origin = read_origin(settings.checkpoint, settings.chat_template)
         tokenizer, stops = origin.tokenizer, origin.stop_token_ids
@@ -122,8 +119,6 @@ def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> "tuple[Any, t
 
 def _untrained(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
     """Return the tokenizer and the model config of an agent that starts from a warm start."""
-    from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
-
     warmstart, corpus = config.agents[agent].warmstart, config.corpus
     # The config guarantees both.
     assert warmstart is not None
@@ -148,8 +143,6 @@ def _check_tokens(
     config: CampaignConfig, checkup: Checkup, tokenizer: Any, stops: tuple[int, ...], problem: Problem, context: int
 ) -> None:
     """Render a prompt, encode a foreign response, and compare lengths with the limits."""
-    from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
-
     agent, limit = config.agents[checkup.agent], config.generation(checkup.agent)
     prompt = render_prompt(tokenizer, problem.messages, agent.template_override)
     checkup.prompt, checkup.prompt_tokens = tokenizer.decode(prompt), len(prompt)
@@ -179,8 +172,6 @@ def _check_tokens(
 
 
 def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
-    import torch
-
     count = torch.cuda.device_count()
     missing = [str(gpu) for gpu in settings.gpus if gpu >= count]
     if missing:
@@ -203,8 +194,6 @@ def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
 def _software(config: CampaignConfig, agent: str) -> Iterator[str]:
     engine, attention = config.generation(agent).engine, config.agents[agent].attention
     if isinstance(engine, VllmEngineConfig) and engine.url is None:
-        from hacrl_core.generation.vllm.process import find_python
-
         try:
             find_python(engine.python)
         except HacrlError as fault:
@@ -257,10 +246,10 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
         highest = [memory.highest for _, memory in there]
         need = sum(highest) if place == "cpu" else max(highest)
         fits = free is None or need <= free
-        verdict = "?" if free is None else ("fits" if fits else "does not fit")
+        verdict = "fits" if fits else "does not fit"
         for agent, memory in there:
             stages = [gib(size) for size in (memory.generate, memory.score, memory.update)]
-            table.add_row(agent, place, *stages, "" if free is None else gib(free), verdict)
+            table.add_row(agent, place, *stages, *(["", "?"] if free is None else [gib(free), verdict]))
         if not fits:
             names = " and ".join(agent for agent, _ in there)
             faults.append(
@@ -277,7 +266,5 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
 def free_bytes(place: str) -> int | None:
     """Return the free memory of a device; None if it is unknown."""
     if place.startswith("cuda"):
-        import torch
-
         return int(torch.cuda.mem_get_info(place)[0])
     return int(psutil.virtual_memory().available) if place == "cpu" else None

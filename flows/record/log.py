@@ -58,6 +58,7 @@ class Logbook(Listener):
         self.write("warning", message)
 
     def output(self, worker: str, line: str) -> None:
+        """Write a line that a worker process printed."""
         self.write(f"|{worker}", line)
 
     def close(self) -> None:
@@ -68,10 +69,12 @@ class Logbook(Listener):
                 self._file = None
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
+        """Write that a stage starts, and what changed since it ran last."""
         reason = f" (again: {'; '.join(why)})" if why else ""
         self.write("start", call.label + reason)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        """Write that a stage ran, with its seconds and its headline metric; count a cached one."""
         if outcome.cached:
             # Written as one line before the next event of another kind: a resumed campaign has thousands of them.
             with self._lock:
@@ -83,6 +86,7 @@ class Logbook(Listener):
         self.write("done", f"{call.label}: {outcome.seconds:.2f} s{told}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
+        """Write that another process computes the same artifact."""
         self.write("waiting", f"{call.label}: {holder} is computing the same artifact")
 
     def _put(self, kind: str, text: str) -> None:

@@ -47,10 +47,13 @@ class _Walk:
     """A runner that runs nothing: it returns artifacts of the store where they exist, and placeholders elsewhere."""
 
     def __init__(self, store: Store, seen: set[str], plan: Plan, config: CampaignConfig) -> None:
-        self._store, self._seen, self._plan = store, seen, plan
+        self._store = store
+        self._seen = seen
+        self._plan = plan
         self._responses = config.group_size * config.prompts_per_iteration
 
     def submit(self, call: StageCall) -> Done:
+        """Count the call, and return its artifact or a placeholder."""
         bound = call.bound()
         identity = find_stage(call.stage).identity(bound)
         key = identity.key
@@ -62,7 +65,7 @@ class _Walk:
         )
 
     def iteration_done(self, iteration: int) -> None:
-        pass
+        """Do nothing: a plan has no versions."""
 
     def _count(self, stage: str, key: str, stored: bool) -> None:
         plan, responses = self._plan, self._responses if stage == "generate" else 0

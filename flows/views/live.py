@@ -36,7 +36,9 @@ class Display(Listener):
     def __init__(
         self, console: Console, config: CampaignConfig, on_warning: Callable[[str], None] = lambda message: None
     ) -> None:
-        self.console, self._config, self._on_warning = console, config, on_warning
+        self.console = console
+        self._config = config
+        self._on_warning = on_warning
         self._rows = {agent: _AgentRow() for agent in config.agents}
         self._iteration = 0
         self._begun = time.monotonic()
@@ -74,6 +76,7 @@ class Display(Listener):
     # -- events ----------------------------------------------------------------------------------------------------
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
+        """Show the stage in its agent's row, and print what changed since it ran last."""
         if call.agent in self._rows:
             row = self._rows[call.agent]
             row.doing, row.note = call.stage, ""
@@ -84,6 +87,7 @@ class Display(Listener):
             self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
 
     def progress(self, call: StageCall, done: int, total: int, note: str) -> None:
+        """Move the agent's bar; outside a terminal, print a warm start's quarters."""
         if call.agent in self._rows:
             row = self._rows[call.agent]
             row.done, row.total = done, total
@@ -92,9 +96,11 @@ class Display(Listener):
             self._once(f"{call.label} {done * 4 // total}", f"{call.label}: {done}/{total} {note}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
+        """Warn that another process computes the same artifact."""
         self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        """Update the agent's row with what the stage measured."""
         with self._lock:
             self._ran += not outcome.cached
         if call.agent not in self._rows:
@@ -109,6 +115,7 @@ class Display(Listener):
             row.accuracy = outcome.metrics.get(f"evaluate/{call.variant}/accuracy", row.accuracy)
 
     def iteration_finished(self, iteration: int) -> None:
+        """Count the iteration; outside a terminal, print a line."""
         self._iteration = iteration + 1
         if self._first is None and self._ran > 0:
             self._first = (self._iteration, time.monotonic())
