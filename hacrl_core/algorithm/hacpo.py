@@ -7,8 +7,7 @@ quantity and every baseline, which are settings of the same code.
 
 Paper: arXiv 2603.02604. Its symbols: s the ratio, A the advantage, ω the capability ratio (eq. 8), δ and δ_step the
 window, α the exponent, m the number of updates already made in this iteration. Tensors name their axes: B responses, T
-tokens. Where ratios are per token (GRPO), the functions without an axis in their names are given [B, T] instead of [B]:
-they are elementwise.
+tokens. Those that name none have one entry per response, or one per token where ratios are per token (GRPO).
 """
 
 from collections.abc import Sequence
@@ -36,8 +35,7 @@ class Terms:
     above: Tensor  # clipped at the upper bound
 
 
-# -- Ratio
-# -----------------------------------------------------------------------------------------------------------------
+# -------------------- Ratio -----------------------------------------------------------------------
 
 
 def sequence_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -55,8 +53,7 @@ def log_ratio(learner: Tensor, sampler: Tensor, max_abs_log_ratio: float) -> Ten
     return torch.clamp(learner - sampler, -max_abs_log_ratio, max_abs_log_ratio)
 
 
-# -- Own responses: GSPO
-# ---------------------------------------------------------------------------------------------------
+# -------------------- Own responses: GSPO ---------------------------------------------------------
 
 
 def own_term(ratio: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:
@@ -73,8 +70,7 @@ def own_term(ratio: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:
     return Terms(objective, now * ~(below | above), now, below, above)
 
 
-# -- Foreign responses: HACPO
-# ----------------------------------------------------------------------------------------------
+# -------------------- Foreign responses: HACPO ----------------------------------------------------
 
 
 def foreign_window(update_index: int, config: HacpoConfig) -> tuple[float, float]:
@@ -120,8 +116,7 @@ def foreign_term(
     return Terms(objective, now * damping * ~(below | above), now, below, above)
 
 
-# -- The loss of a minibatch
-# -----------------------------------------------------------------------------------------------
+# -------------------- The loss of a minibatch -----------------------------------------------------
 
 
 def response_terms(
@@ -171,18 +166,20 @@ def hacpo_loss(
     total_weight: float | None = None,
     rollout_ids: Sequence[str] | None = None,
 ) -> tuple[Tensor, Terms]:
-    """Loss = −Σ weight·(term − penalty) / total weight; by default −mean over the responses.
-
-    Differentiable in ``learner``.
+    """Loss = −Σ weight·(term − penalty) / total weight; by default −mean over the responses of the minibatch.
 
     ``learner`` and ``sampler`` hold mean log-probs [B]; with ``mask_BT`` log-probs per token [B, T], and the term of a
     response is the mean over its tokens. The sampler of an own response is the learner itself at the start of the
     iteration. ``omega`` is ω(sampler, learner) and is not read for own responses. ``update_index`` is m. ``penalty_B``
     is the KL term of each response, ``weight_B`` how many identical responses it stands for, and ``total_weight`` those
-    of the whole minibatch, so that the losses of its pieces add up. Computes in the dtype of ``learner``.
+    of the whole minibatch, so that the losses of its pieces add up.
+
+    Returns the loss, differentiable in ``learner`` and in its dtype, and the terms for the diagnostics.
     """
     require_calibrated(config)
-    sampler, advantage, omega = (_like(learner, values) for values in (sampler, advantage, omega))
+    sampler = _like(learner, sampler)
+    advantage = _like(learner, advantage)
+    omega = _like(learner, omega)
     is_own = torch.as_tensor(is_own, dtype=torch.bool, device=learner.device)
     numbers = {"learner log-prob": learner, "sampler log-prob": sampler, "advantage": advantage, "omega": omega}
     require_loss_inputs(numbers, is_own, mask_BT, update_index, config, rollout_ids)
