@@ -16,7 +16,7 @@ def prefect_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prefect_url(prefect_place: Path) -> Iterator[str]:
     """One Prefect server for the commands of all tests in this process: starting one takes longer than a tiny campaign.
 
-    A campaign finds it through PREFECT_API_URL, as it finds a user's. Tests of the campaign's own server leave that unset.
+    A campaign finds it through PREFECT_API_URL, as it finds a user's. Tests of the temporary server leave that unset.
     """
     from flows.scheduling.api import free_port, quiet_settings, start_process, wait_until_it_answers
 

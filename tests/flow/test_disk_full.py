@@ -1,4 +1,4 @@
-"""A disk that really is full: on a small file system of its own where the tests may mount one, and by a limit on file sizes anywhere."""
+"""A disk that really is full: on a small file system where the tests may mount one, else by a limit on file sizes."""
 
 import os
 import resource

@@ -203,7 +203,7 @@ def wait_for(condition, seconds=10.0):
         time.sleep(0.02)
 
 
-# -- Prefect ---------------------------------------------------------------------------------------------------------------
+# -- Prefect -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_configured_server_is_read_as_prefect_reads_it(tmp_path, monkeypatch):
@@ -217,7 +217,8 @@ def test_the_configured_server_is_read_as_prefect_reads_it(tmp_path, monkeypatch
     profiles.write_text('active = "mine"\n[profiles.mine]\nPREFECT_LOGGING_LEVEL = "DEBUG"\n')
     assert configured_url() is None  # a profile without an address is no server
     profiles.write_text(
-        'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://a/api"\n[profiles.b]\nPREFECT_API_URL = "http://b/api/"\n'
+        'active = "mine"\n[profiles.mine]\nPREFECT_API_URL = "http://a/api"\n'
+        '[profiles.b]\nPREFECT_API_URL = "http://b/api/"\n'
     )
     assert configured_url() == "http://a/api"
     monkeypatch.setenv("PREFECT_PROFILE", "b")

@@ -54,7 +54,7 @@ def spoken() -> Console:
     return Console(record=True, file=open(os.devnull, "w"), width=300)
 
 
-# -- damage ----------------------------------------------------------------------------------------------------------------
+# -- damage ------------------------------------------------------------------------------------------------------------
 
 
 def flip(folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
     assert path.read_bytes() == before
 
 
-# -- keep policies ---------------------------------------------------------------------------------------------------------
+# -- keep policies -----------------------------------------------------------------------------------------------------
 
 
 def gc(home: Home, policy: KeepConfig | None = None, grace: float = 3600, only: str | None = None) -> int:
@@ -200,7 +200,7 @@ def test_a_campaign_with_a_policy_collects_as_it_runs_and_ends_with_the_same_ver
     assert run_here(campaign(), home) == []
 
 
-# -- garbage ---------------------------------------------------------------------------------------------------------------
+# -- garbage -----------------------------------------------------------------------------------------------------------
 
 
 def objects(home: Home) -> set[str]:
@@ -235,7 +235,7 @@ def test_a_dry_plan_deletes_nothing_and_a_running_campaign_loses_nothing(home):
 
 
 def test_cleaning_again_and_again_while_a_campaign_really_runs_takes_nothing_from_it(finished, tmp_path):
-    """Its first versions and everything of a campaign that was deleted lie there; the latter is all that goes, and not before it ends."""
+    """The store holds its first versions and a deleted campaign's artifacts. Only the latter go, and only after it ended."""
     home = own_copy(finished, "tiny", tmp_path / "home", ("warmstart",), record=False)
     failed: list[BaseException] = []
 

@@ -1,5 +1,8 @@
-"""The compose file, read as docker compose reads it (merge keys, ${VARIABLE} substitution), into a strict model of the part of the
-specification that it uses. There is no container engine where the tests run, so a typo must be caught here."""
+"""The compose file, read as docker compose reads it (merge keys, ${VARIABLE} substitution), into a strict model.
+
+The model covers the part of the specification that the file uses. There is no container engine where the tests run, so a
+typo must be caught here.
+"""
 
 import re
 from pathlib import Path

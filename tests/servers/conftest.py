@@ -166,9 +166,10 @@ class Postgres:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def query(self, database: str, sql: str, file: Path | None = None) -> list[str]:
+        place = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "hacrl", "-d", database]
         words = ["--file", str(file)] if file else ["--command", sql]
         done = subprocess.run(
-            [self.binaries / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "hacrl", "-d", database, "-At", "-v", "ON_ERROR_STOP=1", *words],
+            [self.binaries / "psql", *place, "-At", "-v", "ON_ERROR_STOP=1", *words],
             capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
-"""The compose file's processes without containers: same commands, same environment, a real PostgreSQL server; a campaign runs through
-them from its schedule to MLflow's tables."""
+"""The compose file's processes without containers: same commands, same environment, a real PostgreSQL server.
+
+A campaign runs through them from its schedule to MLflow's tables.
+"""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""The parts of hacrl up that need no server: processes, state, credentials, addresses, the door."""
+"""The parts of hacrl up that need no server: processes, state, credentials, addresses, authentication."""
 
 import asyncio
 import os
@@ -28,8 +28,13 @@ from hacrl_core.errors import ConfigError
 from tests.flow.conftest import tiny
 
 SLEEP = "import time; time.sleep(60)"
-# A process that starts another in a session of its own and tells its number: what a group signal would miss.
-PARENT = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); print(p.pid, flush=True); p.wait()"
+# A process that starts another in its own session and prints its id: a group signal would miss that one.
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
 
 
@@ -50,12 +55,12 @@ def start():
         popen.wait()
 
 
-def test_a_process_is_its_number_and_its_beginning(start):
+def test_a_process_is_identified_by_id_start_time_and_boot(start):
     popen = start(SLEEP)
     process = Process.of(popen.pid)
     assert process.alive()
     assert 0 <= process.uptime() < 30
-    assert not Process(process.pid, process.began - 1, process.boot).alive()  # the same number, another process
+    assert not Process(process.pid, process.began - 1, process.boot).alive()  # the same id, another process
     assert not Process(process.pid, process.began, "another boot").alive()
     popen.kill()
     time.sleep(0.05)
@@ -65,7 +70,7 @@ def test_a_process_is_its_number_and_its_beginning(start):
         Process.of(process.pid)
 
 
-def test_a_signal_never_reaches_a_stranger_with_an_old_number(start):
+def test_a_signal_never_reaches_a_process_that_reused_an_id(start):
     popen = start(SLEEP)
     old = Process.of(popen.pid)
     stranger = Process(old.pid, old.began - 100, old.boot)
@@ -84,7 +89,7 @@ def test_the_token_finds_grandchildren_in_sessions_of_their_own_and_nobody_else(
     assert bystander.poll() is None
 
 
-def test_who_does_not_listen_is_killed(start):
+def test_a_process_that_ignores_sigterm_is_killed(start):
     popen = start(STUBBORN)
     popen.stdout.readline()
     assert [process.pid for process in terminate([Process.of(popen.pid)], patience=0.2)] == [popen.pid]
@@ -199,7 +204,7 @@ def test_without_postgres_mlflow_serves_the_file_that_campaigns_write(tmp_path, 
         ("lifespan", "/", b"", "inside"),
     ],
 )
-def test_the_door_opens_for_the_right_words_only(kind, path, header, answer):
+def test_only_the_right_credentials_get_through(kind, path, header, answer):
     sent = []
 
     async def inside(scope, receive, send):

@@ -1,4 +1,4 @@
-"""hacrl up, ps, down, run and deploy on real servers. One ``up`` serves all tests, so they run in the order of this file."""
+"""hacrl up, ps, down, run and deploy on real servers. All tests share one ``up`` and run in the order of this file."""
 
 import os
 import re
@@ -20,10 +20,12 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 HOLDER = """
 import sys, time
+from pathlib import Path
 from flows.scheduling.slots import held_slots
 from hacrl_core.config.loading import load_config
 from hacrl_core.config.campaign import CampaignConfig
-with held_slots(load_config(__import__("pathlib").Path(sys.argv[1]), CampaignConfig), lambda text: print(text, flush=True)):
+config = load_config(Path(sys.argv[1]), CampaignConfig)
+with held_slots(config, lambda text: print(text, flush=True)):
     print("held", time.time(), flush=True)
     time.sleep(float(sys.argv[2]))
 print("released", flush=True)
@@ -155,7 +157,10 @@ def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
     assert "campaign nightly: 1 iterations are complete, 1 more to 2" in logs
     assert re.search(r"nightly\s+complete\s+2/2", servers("status"))
     with sqlite3.connect(servers.home.root / "mlflow.db") as database:
-        query = "select distinct step from metrics m join runs r using (run_uuid) where r.name = 'nightly/ada' and m.key = 'verify/reward_mean'"
+        query = (
+            "select distinct step from metrics m join runs r using (run_uuid) "
+            "where r.name = 'nightly/ada' and m.key = 'verify/reward_mean'"
+        )
         assert sorted(step for (step,) in database.execute(query)) == [1, 2]
 
 

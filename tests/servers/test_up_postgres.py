@@ -1,5 +1,8 @@
-"""``hacrl up --postgres`` as one command against a real PostgreSQL server: a campaign runs through it, the database goes away and
-comes back, nothing is left behind. The tests run in the order of this file."""
+"""``hacrl up --postgres`` as one command against a real PostgreSQL server.
+
+A campaign runs through it, the database goes away and comes back, nothing is left behind. The tests run in the order of
+this file.
+"""
 
 import contextlib
 import re

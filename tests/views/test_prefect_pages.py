@@ -1,4 +1,4 @@
-"""What is written onto Prefect's pages: keys, one task for many cached stages, tables; the server itself is in the flow tests."""
+"""What Prefect's pages show: keys, one task for many cached stages, tables. The flow tests use a real server."""
 
 import pytest
 

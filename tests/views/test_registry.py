@@ -136,7 +136,7 @@ def test_versions_that_are_no_longer_kept_leave_the_registry(tracked, own):
 
 
 def test_a_server_gets_a_source_that_it_accepts(tmp_path):
-    """MLflow's servers refuse plain paths; ours has a scheme, and a repository that reads it where the store is mounted."""
+    """MLflow's servers refuse plain paths. Ours has a scheme that a repository reads where the store is mounted."""
     (tmp_path / "config.json").write_text("{}")
     repository = StoreRepository(f"{SCHEME}://{tmp_path}")
     assert [found.path for found in repository.list_artifacts()] == ["config.json"]
