@@ -115,7 +115,8 @@ tags: [hacrl, reinforcement-learning, {{ preset }}]
 
 # {{ name }}
 
-Agent **{{ agent }}** of the campaign **{{ campaign }}** after {{ iterations }} of {{ wanted }} iterations, trained with {{ preset }} {{ together }}.
+Agent **{{ agent }}** of the campaign **{{ campaign }}** after {{ iterations }} of {{ wanted }} iterations,
+trained with {{ preset }} {{ together }}.
 Problems: {{ problems }}.
 
 ## Use
@@ -124,11 +125,13 @@ Problems: {{ problems }}.
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
-prompt = tokenizer.apply_chat_template([{"role": "user", "content": "…"}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+messages = [{"role": "user", "content": "…"}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens={{ max_tokens }})[0]))
 ```
 
-With vLLM: `vllm serve .`. The chat template is the one used in training; all end tokens are in `generation_config.json`.
+With vLLM: `vllm serve .`. The chat template is the one used in training;
+all end tokens are in `generation_config.json`.
 {% if stop_strings %}
 In training a response also ended at {{ stop_strings }}; pass them as stop strings.
 {% endif %}
