@@ -1,10 +1,11 @@
-"""How biased is the baseline? A Monte-Carlo of pooled, exact and windowed capability, and the picture of docs/algorithm.md.
+"""How biased is the baseline? A Monte-Carlo of pooled, exact and windowed capability, and the picture of
+docs/algorithm.md.
 
     python benchmarks/baseline_bias.py [--trials 2000] [--picture docs/pictures/baseline_bias.png]
 
-Two agents answer the same prompts. A prompt has a difficulty u, uniform; agent a of overall success rate p solves it with
-probability u^(1/p − 1), whose mean over prompts is p: the agents' relative strength differs from prompt to prompt, as it does in life.
-Bias is the mean of (baseline − the learner's true success rate on the same prompts).
+Two agents answer the same prompts. A prompt has a difficulty u, uniform; agent a of overall success rate p solves it
+with probability u^(1/p − 1), whose mean over prompts is p: the agents' relative strength differs from prompt to prompt,
+as it does in life. Bias is the mean of (baseline − the learner's true success rate on the same prompts).
 """
 
 import argparse
@@ -35,15 +36,18 @@ class Bias:
 
 
 def solve_rates(rng: np.random.Generator, rates_IN: np.ndarray) -> np.ndarray:
-    """Success probability of every agent on every prompt of every iteration, I × P × N; the prompts differ by iteration."""
+    """Success probability of every agent on every prompt of every iteration, I × P × N; the prompts differ by
+    iteration.
+    """
     return rng.random((len(rates_IN), PROMPTS, 1)) ** (1.0 / rates_IN[:, None, :] - 1.0)
 
 
 def measure(rates_IN: np.ndarray, *, trials: int, seed: int, window: int = WINDOW) -> dict[str, Bias]:
     """Bias of four baselines for learner 0, whose true rates move along ``rates_IN`` (oldest first, the last is now).
 
-    pooled: plain mean. exact: ω from the true rates. window: ω from ``window`` iterations, the formula alone. implemented: the
-    baseline `group_advantages` used, with clamp and ceiling; prompts without signal, which have no gradient, count as the formula.
+    pooled: plain mean. exact: ω from the true rates. window: ω from ``window`` iterations, the formula alone.
+    implemented: the baseline `group_advantages` used, with clamp and ceiling; prompts without signal, which have no
+    gradient, count as the formula.
     """
     now = rates_IN[-1]
     errors: dict[str, list[float]] = {"pooled": [], "exact": [], "window": [], "implemented": []}
@@ -86,7 +90,9 @@ def drift_bias(learner: float, sampler: float, learner_step: float, sampler_step
 
 
 def prompt_level_error(learner: float, sampler: float) -> tuple[float, float]:
-    """Root mean square over prompts of E[baseline | prompt] − truth: exact ω, pooled. Unbiased on average is not so on each."""
+    """Root mean square over prompts of E[baseline | prompt] − truth: exact ω, pooled. Unbiased on average is not so on
+    each.
+    """
     u = (np.arange(200_000) + 0.5) / 200_000
     mine, theirs = u ** (1 / learner - 1), u ** (1 / sampler - 1)
     exact, pooled = (learner / sampler * theirs + mine) / 2 - mine, (theirs + mine) / 2 - mine
@@ -109,14 +115,16 @@ def draw(
              "implemented": ("C2", "^", f"capability-aware, window of {WINDOW}, with clamp and ceiling")}  # fmt: skip
     for name, (colour, marker, label) in style.items():
         points = [results[name] for results in by_sampler.values()]
-        left.errorbar(list(by_sampler), [p.mean for p in points], [2 * p.error for p in points], color=colour, marker=marker,
+        left.errorbar(list(by_sampler), [p.mean for p in points], [2 * p.error for p in points], color=colour,
+        marker=marker,
                       ms=4, lw=1.2, capsize=2, label=label)  # fmt: skip
     left.set(
         xlabel="sampler's success rate (the learner's is 0.4)", ylabel="bias of the baseline", title="Steady agents"
     )
     for colour, (label, results) in zip(("C1", "C4", "C5"), by_window.items(), strict=True):
         windows = list(results)
-        right.errorbar(windows, [results[k].mean for k in windows], [2 * results[k].error for k in windows], color=colour,
+        right.errorbar(windows, [results[k].mean for k in windows], [2 * results[k].error for k in windows],
+        color=colour,
                        fmt="o", ms=4, capsize=2, label=label)  # fmt: skip
         right.plot(windows, closed[label], color=colour, lw=1.0, ls="--")
     right.axvline(WINDOW, color="0.7", lw=0.8)
@@ -161,7 +169,8 @@ def main() -> None:
     for sampler in (0.2, 0.6, 0.8):
         exact, pooled = prompt_level_error(0.4, sampler)
         print(
-            f"per prompt, sampler {sampler}: RMS error of the expected baseline, exact ω {exact:.4f}, pooled {pooled:.4f}"
+            f"per prompt, sampler {sampler}: RMS error of the expected baseline, exact ω {exact:.4f}, pooled "
+            f"{pooled:.4f}"
         )
     draw(arguments.picture, by_sampler, by_window, closed)
 

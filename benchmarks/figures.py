@@ -1,4 +1,6 @@
-"""What the benchmarks of generation and of whole iterations share: the small model, the shape of a group, and a figure's form."""
+"""What the benchmarks of generation and of whole iterations share: the small model, the shape of a group, and a
+figure's form.
+"""
 
 import statistics
 from typing import Any

@@ -1,11 +1,14 @@
-"""Tokens per second of the built-in engine against ``transformers`` generate, and whole iterations against TRL; one run.
+"""Tokens per second of the built-in engine against ``transformers`` generate, and whole iterations against TRL; one
+run.
 
     python benchmarks/generate.py [--quick]
 
-One thread, float32, random weights. Repetitions alternate between the sides; a figure is the ratio of the medians of their
-CPU seconds, which other programs on the machine disturb less than the clock; the ratio by the clock stands beside it.
+One thread, float32, random weights. Repetitions alternate between the sides; a figure is the ratio of the medians of
+their CPU seconds, which other programs on the machine disturb less than the clock; the ratio by the clock stands beside
+it.
 
-Generation: both sides sample (temperature 1) the same number of tokens, 16-token prompts in groups of 8 samples, as in RL.
+Generation: both sides sample (temperature 1) the same number of tokens, 16-token prompts in groups of 8 samples, as in
+RL.
 
 Iterations: see ``iteration.py``.
 

@@ -1,12 +1,12 @@
 """A whole GSPO iteration against TRL's: the second half of ``generate.py``, which runs it.
 
-16 prompts x 8 responses x 16 tokens, GSPO, one update. TRL's GRPOTrainer runs as shipped (sequence-level ratios, no
-KL, no logging, whichever of two microbatch sizes is faster here). Ours runs the campaign's own loop and stages (sample, generate,
-verify, score, credit, update) in this process with store, Parquet files, checkpoints, optimizer state and manifests; diagnostics
-that TRL does not compute here (KL to the start, gradient cosine) are off. Same weights, prompts and AdamW. Responses are equally
-long at no cost to either side: the end token has an id that the model has no output for. The reward, the same on both sides, asks
-whether the last boxed number of the response is near 96: about every second one is right, so nearly every group has something to
-teach. The first step of each round is left out.
+16 prompts x 8 responses x 16 tokens, GSPO, one update. TRL's GRPOTrainer runs as shipped (sequence-level ratios, no KL,
+no logging, whichever of two microbatch sizes is faster here). Ours runs the campaign's own loop and stages (sample,
+generate, verify, score, credit, update) in this process with store, Parquet files, checkpoints, optimizer state and
+manifests; diagnostics that TRL does not compute here (KL to the start, gradient cosine) are off. Same weights, prompts
+and AdamW. Responses are equally long at no cost to either side: the end token has an id that the model has no output
+for. The reward, the same on both sides, asks whether the last boxed number of the response is near 96: about every
+second one is right, so nearly every group has something to teach. The first step of each round is left out.
 """
 
 import json
@@ -89,14 +89,18 @@ def trl_clock(agent: Path, folder: str, steps: int, microbatch: int = PROMPTS * 
     arguments = GRPOConfig(
         output_dir=folder, max_steps=steps + 1, per_device_train_batch_size=microbatch, num_generations=GROUP,
         gradient_accumulation_steps=PROMPTS * GROUP // microbatch,
-        max_completion_length=RESPONSE_TOKENS, temperature=1.0, learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
-        weight_decay=0.01, beta=0.0, loss_type="grpo", importance_sampling_level="sequence", scale_rewards="group", max_grad_norm=1.0,
-        epsilon=3e-4, epsilon_high=4e-4, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], logging_strategy="no",
+        max_completion_length=RESPONSE_TOKENS, temperature=1.0, learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant", warmup_steps=0,
+        weight_decay=0.01, beta=0.0, loss_type="grpo", importance_sampling_level="sequence", scale_rewards="group",
+        max_grad_norm=1.0,
+        epsilon=3e-4, epsilon_high=4e-4, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[],
+        logging_strategy="no",
         save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     clock = Clock()
     trainer = GRPOTrainer(
-        LlamaForCausalLM.from_pretrained(agent), near_gold, args=arguments, train_dataset=Dataset.from_dict({"prompt": numbers_prompts()}),
+        LlamaForCausalLM.from_pretrained(agent), near_gold, args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": numbers_prompts()}),
         processing_class=PreTrainedTokenizerFast.from_pretrained(agent), callbacks=[clock],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
@@ -127,15 +131,20 @@ def our_clock(agent: Path, folder: str, steps: int, own: str = "sampled") -> Clo
     problems.write_text("".join(json.dumps({"problem": p, "answer": str(GOLD)}) + "\n" for p in numbers_prompts()))
     config = CampaignConfig.model_validate(
         {
-            "name": "benchmark", "iterations": steps + 1, "agents": {"learner": {"checkpoint": {"path": str(agent)}, "device": "cpu"}},
-            "problems": {"kind": "dataset", "path": str(problems), "prompt": "{problem}"}, "prompts_per_iteration": PROMPTS,
-            "samples_per_prompt": GROUP, "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
-            "verify": {"verifier": "numeric", "tolerance": NEAR}, "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
+            "name": "benchmark",
+            "iterations": steps + 1,
+            "agents": {"learner": {"checkpoint": {"path": str(agent)}, "device": "cpu"}},
+            "problems": {"kind": "dataset", "path": str(problems), "prompt": "{problem}"},
+            "prompts_per_iteration": PROMPTS,
+            "samples_per_prompt": GROUP,
+            "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
+            "verify": {"verifier": "numeric", "tolerance": NEAR},
+            "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
             "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096},
             "score": {"own": own},
             "tracking": {"enabled": False},
         }
-    )  # fmt: skip
+    )
     runner = TimedRunner(Path(folder) / "store")
     run_campaign(config, StageCalls(config), runner)
     lengths, rewards = runner.metrics["generate/response_length_mean"], runner.metrics["verify/reward_mean"]

@@ -1,7 +1,9 @@
-"""The fused loss against naive torch, TRL's selective log-softmax and Liger: time and peak memory of forward + backward.
+"""The fused loss against naive torch, TRL's selective log-softmax and Liger: time and peak memory of forward +
+backward.
 
-Float32, one thread, CPU seconds of the process, hidden 512, sequence-level ratios, every response informative; each variant in a process of its own. Prints a
-table and one JSON line. Run: ``python benchmarks/loss.py`` (needs the ``bench`` extra).
+Float32, one thread, CPU seconds of the process, hidden 512, sequence-level ratios, every response informative; each
+variant in a process of its own. Prints a table and one JSON line. Run: ``python benchmarks/loss.py`` (needs the
+``bench`` extra).
 """
 
 import argparse
@@ -207,13 +209,17 @@ def main() -> None:
     long = child("ours", 1, 4096, 151_936)
     if long is not None:
         print(
-            f"\none sequence of 4096 tokens, V = 151,936: {long['seconds']:.1f} s, {long['extra_mb']:.0f} MB extra, weight gradient included"
+            f"\none sequence of 4096 tokens, V = 151,936: {long['seconds']:.1f} s, {long['extra_mb']:.0f} MB extra, "
+            "weight gradient included"
         )
         figures.append(figure("extra MB, one sequence of 4096 tokens, V=151936", long["extra_mb"], 700))
     print()
     for one in figures:
         print(f"  {'met   ' if one['met'] else 'MISSED'} {one['name']}: {one['value']} (target ≤ {one['target']})")
-    conditions = f"float32, 1 thread, CPU seconds, hidden {HIDDEN}, 2048 tokens, median of {ROUNDS}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
+    conditions = (
+        f"float32, 1 thread, CPU seconds, hidden {HIDDEN}, 2048 tokens, median of {ROUNDS}, torch {torch.__version__}, "
+        f"{platform.machine()}, {os.cpu_count()} cores"
+    )
     print(json.dumps({"benchmark": "loss", "figures": figures, "conditions": conditions}))
 
 

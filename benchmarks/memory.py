@@ -1,7 +1,8 @@
 """Peak memory of generate, score and update of a 135M-parameter model against the estimate of ``hacrl doctor``.
 
-Each case runs in a fresh process: weights of SmolLM2-135M's shape (random: memory does not depend on their values), float32, on the CPU.
-Ends with an error if the update of 16 sequences × 256 tokens takes more than 6 GiB at the default token budget.
+Each case runs in a fresh process: weights of SmolLM2-135M's shape (random: memory does not depend on their values),
+float32, on the CPU. Ends with an error if the update of 16 sequences × 256 tokens takes more than 6 GiB at the default
+token budget.
 """
 
 import json
@@ -36,7 +37,8 @@ def main() -> int:
         print(f"{name:24} {guess / GIB:8.2f} G {peak / GIB:8.2f} G {guess / peak:6.2f} {found['seconds']:8.1f}")
         worst = max(worst, peak) if name == "update, default budget" else worst
     print(
-        f"update of {ROWS} sequences × {PROMPT + RESPONSE} tokens: {worst / GIB:.2f} GiB, at most {LIMIT / GIB:.0f} wanted"
+        f"update of {ROWS} sequences × {PROMPT + RESPONSE} tokens: {worst / GIB:.2f} GiB, at most {LIMIT / GIB:.0f} "
+        "wanted"
     )
     return int(worst > LIMIT)
 
@@ -56,7 +58,8 @@ def measure(case: dict) -> dict:
 
     torch.set_num_threads(1)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3,
         max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=2, pad_token_id=2,
     )  # fmt: skip
     stage = case.pop("stage")

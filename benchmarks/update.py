@@ -1,8 +1,9 @@
 """A whole update against TRL's GRPOTrainer with sequence-level ratios: same model, same sequences, same AdamW.
 
-TRL's trainer runs as shipped, except that its generation is replaced by the prepared responses, so that both sides time forward, backward, clip
-and optimizer only. First every response is informative, then half of the groups have no signal. CPU seconds of the process, one
-thread, rounds alternate between the two. Prints a table and one JSON line. Run: ``python benchmarks/update.py`` (needs the ``bench`` extra).
+TRL's trainer runs as shipped, except that its generation is replaced by the prepared responses, so that both sides time
+forward, backward, clip and optimizer only. First every response is informative, then half of the groups have no signal.
+CPU seconds of the process, one thread, rounds alternate between the two. Prints a table and one JSON line. Run:
+``python benchmarks/update.py`` (needs the ``bench`` extra).
 """
 
 import argparse
@@ -38,7 +39,8 @@ LEARNING_RATE = 1e-4
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4,
         max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=PAD, eos_token_id=END, bos_token_id=2,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -105,20 +107,25 @@ def trl_seconds(
     clock, model = Clock(), make_model()
     arguments = GRPOConfig(
         output_dir=folder, max_steps=steps + 1, per_device_train_batch_size=microbatch, num_generations=SAMPLES,
-        gradient_accumulation_steps=len(sequences) // microbatch, learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
-        weight_decay=0.01, beta=0.0, loss_type="grpo", importance_sampling_level="sequence", max_grad_norm=1.0, epsilon=3e-4, epsilon_high=4e-4,
-        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], logging_strategy="no", save_strategy="no", disable_tqdm=True,
+        gradient_accumulation_steps=len(sequences) // microbatch, learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant", warmup_steps=0,
+        weight_decay=0.01, beta=0.0, loss_type="grpo", importance_sampling_level="sequence", max_grad_norm=1.0,
+        epsilon=3e-4, epsilon_high=4e-4,
+        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], logging_strategy="no",
+        save_strategy="no", disable_tqdm=True,
         dataloader_pin_memory=False,
     )  # fmt: skip
     data = Dataset.from_dict({"prompt": ["w3 w4"] * PROMPTS})
     trainer = PreparedGRPO(
-        model, lambda completions, **_: [0.0] * len(completions), args=arguments, train_dataset=data, processing_class=make_tokenizer(),
+        model, lambda completions, **_: [0.0] * len(completions), args=arguments, train_dataset=data,
+        processing_class=make_tokenizer(),
         callbacks=[clock],
     )  # fmt: skip
     prompt_ids, prompt_mask = pad([s.prompt_token_ids for s in sequences], left=True)
     completion_ids, completion_mask = pad([s.response_token_ids for s in sequences], left=False)
     trainer.prepared = {
-        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": completion_mask,
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
         "advantages": advantages, "num_items_in_batch": completion_mask.sum(),
     }  # fmt: skip
     trainer.remove_callback(PrinterCallback)
@@ -172,7 +179,8 @@ def main() -> None:
     sequences = make_sequences(arguments.longest)
     parameters = sum(p.numel() for p in make_model().parameters())
     print(
-        f"{parameters / 1e6:.2f}M parameters, {PROMPTS} prompts × {SAMPLES} responses of up to {arguments.longest} tokens"
+        f"{parameters / 1e6:.2f}M parameters, {PROMPTS} prompts × {SAMPLES} responses of up to {arguments.longest} "
+        "tokens"
     )
     print(
         f"  {'groups with signal':20s} {'TRL upd/s':>10s} {'ours upd/s':>11s} {'ratio':>6s} {'weights differ by':>18s}"
@@ -200,8 +208,10 @@ def main() -> None:
     for one in figures:
         print(f"  {'met   ' if one['met'] else 'MISSED'} {one['name']}: {one['value']} (target ≥ {one['target']})")
     conditions = (
-        f"float32, 1 thread, CPU seconds, {parameters} parameters, {len(sequences)} sequences, TRL microbatch {microbatch}, "
-        f"our token budget {arguments.token_budget}, median of {arguments.rounds} rounds, torch {torch.__version__}, {platform.machine()}"
+        f"float32, 1 thread, CPU seconds, {parameters} parameters, {len(sequences)} sequences, TRL microbatch "
+        f"{microbatch}, "
+        f"our token budget {arguments.token_budget}, median of {arguments.rounds} rounds, torch {torch.__version__}, "
+        f"{platform.machine()}"
     )
     print(json.dumps({"benchmark": "update", "figures": figures, "conditions": conditions}))
 

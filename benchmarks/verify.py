@@ -4,8 +4,8 @@ r"""Verdicts per second against a plain loop over math-verify, and what hostile 
     python benchmarks/verify.py --self-check    every answer of every dataset found, boxed, against itself
 
 Both sides run in one go on the same rollouts. The plain loop parses gold and response with math-verify's defaults and
-compares them. It runs on a sample and is extrapolated, honest and hostile apart; an item that its alarm cannot interrupt is
-stopped and counted with that cap, which favours the plain loop: by itself it would never return.
+compares them. It runs on a sample and is extrapolated, honest and hostile apart; an item that its alarm cannot
+interrupt is stopped and counted with that cap, which favours the plain loop: by itself it would never return.
 """
 
 import argparse
@@ -191,7 +191,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     print(f"{'honest rollouts only, seconds':34}{plain_honest:12.1f}{ours_honest:14.2f}")
     print(f"{'verdicts per second, all':34}{len(rollouts) / plain:12.1f}{len(rollouts) / ours:14.1f}")
     print(
-        f"hostile verdicts: {dict(kinds)}; code executed: {flag.exists()}; plain loop stopped on {stopped} of {len(hostile_seconds)} hostile"
+        f"hostile verdicts: {dict(kinds)}; code executed: {flag.exists()}; plain loop stopped on {stopped} of "
+        f"{len(hostile_seconds)} hostile"
     )
     figures = [
         figure("speedup_over_plain", plain / ours, 10, plain / ours >= 10),
@@ -204,9 +205,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     ]
     conditions = {
         "rollouts": len(rollouts), "hostile": len(hostile), "distinct_answers": distinct, "problems": len(problems),
-        "problems_from": "MATH-500" if SHARED.exists() else "self-made", "workers": arguments.workers, "deadline_cpu_seconds": config.timeout_seconds,
-        "plain_sample": [len(honest_seconds), len(hostile_seconds)], "plain_is_extrapolated": True, "plain_cap_seconds": PLAIN_CAP_SECONDS,
-        "plain_stopped": stopped, "load_average": os.getloadavg()[0], "cores": os.cpu_count(), "python": platform.python_version(),
+        "problems_from": "MATH-500" if SHARED.exists() else "self-made", "workers": arguments.workers,
+        "deadline_cpu_seconds": config.timeout_seconds,
+        "plain_sample": [len(honest_seconds), len(hostile_seconds)], "plain_is_extrapolated": True,
+        "plain_cap_seconds": PLAIN_CAP_SECONDS,
+        "plain_stopped": stopped, "load_average": os.getloadavg()[0], "cores": os.cpu_count(),
+        "python": platform.python_version(),
     }  # fmt: skip
     return {"benchmark": "verify", "figures": figures, "conditions": conditions}
 

@@ -1,4 +1,6 @@
-"""The report in a real browser: everything is there, nothing complains, nothing scrolls sideways, hostile text stays text."""
+"""The report in a real browser: everything is there, nothing complains, nothing scrolls sideways, hostile text stays
+text.
+"""
 
 from typing import Any
 

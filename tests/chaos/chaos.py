@@ -1,10 +1,12 @@
-"""Kill campaigns at random moments, run the same command again, and compare the end with that of a campaign that was left alone.
+"""Kill campaigns at random moments, run the same command again, and compare the end with that of a campaign that was
+left alone.
 
     python -m tests.chaos.chaos --kills 100 --full 10 --seed 1
 
-Kills are ``kill -9`` of the command's process group: at a random time, or at a kill point (see ``hook/killpoints.py``) inside publishing, recording
-and tracking. Most commands are forked from a process that has everything imported (``zygote.py``); ``--full`` of the kills hit a real ``hacrl run`` with
-Prefect, and have to end with the same bits. The last line is one JSON object.
+Kills are ``kill -9`` of the command's process group: at a random time, or at a kill point (see ``hook/killpoints.py``)
+inside publishing, recording and tracking. Most commands are forked from a process that has everything imported
+(``zygote.py``); ``--full`` of the kills hit a real ``hacrl run`` with Prefect, and have to end with the same bits. The
+last line is one JSON object.
 """
 
 import argparse
@@ -187,7 +189,7 @@ class Driver:
         self.hit[(step, stage)] += 1  # also where it is not reached: others should have their turn
         return (step, stage, self.rng.randint(1, max(1, soon.count(stage))))
 
-    # -- what came of it -------------------------------------------------------------------------------------------------
+    # -- what came of it -----------------------------------------------------------------------------------------------
 
     def _look_back(self, number: int, events: list[dict], before: dict, known: dict, home: Path, begun: float) -> None:
         ran = [event for event in events if event["event"] == "run"]

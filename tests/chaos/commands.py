@@ -1,4 +1,6 @@
-"""Running the command for real and looking for what it leaves behind; shared by the chaos run and the tests of stopping."""
+"""Running the command for real and looking for what it leaves behind; shared by the chaos run and the tests of
+stopping.
+"""
 
 import os
 import signal
@@ -42,7 +44,7 @@ def start(words: list[str], environ: dict[str, str], output: object = subprocess
 
 
 def _heed_ctrl_c() -> None:
-    """A shell's background job ignores SIGINT, and so would its children; a person at a terminal does not run it there."""
+    """A shell's background job ignores SIGINT, and so would its children; a terminal's foreground job does not."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,6 @@
-"""What a campaign left on disk, read without the product's own code where that is easy: manifests, MLflow's database, folders."""
+"""What a campaign left on disk, read without the product's own code where that is easy: manifests, MLflow's database,
+folders.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,6 @@
-"""The chaos campaign's own verifier: it runs in verifier processes, which have to die with the rest, and starts without sympy."""
+"""The chaos campaign's own verifier: it runs in verifier processes, which have to die with the rest, and starts without
+sympy.
+"""
 
 
 def check(response: str, gold: str) -> float:

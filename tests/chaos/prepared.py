@@ -1,7 +1,8 @@
 """Worker processes that were forked before the command had threads, and wait for their work.
 
-A forked child of a process with threads may wait for ever for a lock that one of them held. So a forked command begins with a few children, while it is
-still one thread; ``multiprocessing``'s ``spawn`` takes one of these instead of a new interpreter. Its parent is the command, as always.
+A forked child of a process with threads may wait for ever for a lock that one of them held. So a forked command begins
+with a few children, while it is still one thread; ``multiprocessing``'s ``spawn`` takes one of these instead of a new
+interpreter. Its parent is the command, as always.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
 """Campaigns as real processes that are stopped, killed, and share a store.
 
-The commands are forked from a process that has everything imported (see ``zygote.py``) and share one home, so that warm starts are computed once. What Prefect
-adds to a stop is tested in ``tests/flow/test_workers.py``.
+The commands are forked from a process that has everything imported (see ``zygote.py``) and share one home, so that warm
+starts are computed once. What Prefect adds to a stop is tested in ``tests/flow/test_workers.py``.
 """
 
 import json
@@ -81,7 +81,7 @@ def run(place):
     forking.close()
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------------
+# -- stopping ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_schedulers_sigterm_to_the_whole_group_ends_training_and_says_how_far_it_is(run):
@@ -132,7 +132,7 @@ def test_sigterm_while_prefect_starts(tmp_path):
     assert wait_until_gone(tmp_path / "home", GONE, process.pid) == []
 
 
-# -- sharing -----------------------------------------------------------------------------------------------------------------
+# -- sharing -----------------------------------------------------------------------------------------------------------
 
 
 def events(log):
@@ -167,7 +167,7 @@ def test_when_the_holder_of_a_lock_is_killed_the_one_that_waits_goes_on(run, pla
     assert [path for name in ("staging", "locks") for path in (store / name).iterdir()] == []
 
 
-# -- killing -----------------------------------------------------------------------------------------------------------------
+# -- killing -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_short_chaos_run():

@@ -1,8 +1,9 @@
-"""Starts the command by forking a process that has everything imported: 0.1 s instead of the ten CPU seconds that torch and MLflow take.
+"""Starts the command by forking a process that has everything imported: 0.1 s instead of the ten CPU seconds that torch
+and MLflow take.
 
-What runs is the command itself (``flows.cli``) with its worker processes, each a process of its own in the command's process group. Two things differ
-from a shell's ``hacrl run``: workers are forked (``prepared.py``), not spawned, and there is no Prefect: the product's own plain runner, which it has for when
-Prefect cannot be had, does the scheduling.
+What runs is the command itself (``flows.cli``) with its worker processes, each a process of its own in the command's
+process group. Two things differ from a shell's ``hacrl run``: workers are forked (``prepared.py``), not spawned, and
+there is no Prefect: the product's own plain runner, which it has for when Prefect cannot be had, does the scheduling.
 """
 
 import faulthandler

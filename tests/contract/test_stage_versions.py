@@ -72,7 +72,8 @@ def current() -> dict[str, dict[str, object]]:
 def test_version_is_pinned_to_the_source(stage):
     pinned, now = json.loads(PINS.read_text())[stage], current()[stage]
     assert now == pinned, (
-        f"the source of stage {stage} changed: bump its version if results change, then re-pin (see this file's docstring)"
+        f"the source of stage {stage} changed: bump its version if results change, then re-pin (see this file's "
+        "docstring)"
     )
 
 

@@ -51,10 +51,22 @@ TINY: dict[str, Any] = {
     "generate": {"max_tokens": 24, "batch_size": 32},
     "update": {"learning_rate": 1e-3, "minibatch_prompts": 3},
     "evaluate": {
-        "benchmarks": [{"name": "held_out", "problems": {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}, "split": "held_out", "size": 8}, "max_tokens": 24}]
+        "benchmarks": [
+            {
+                "name": "held_out",
+                "problems": {
+                    "kind": "arithmetic",
+                    "kinds": {"addition": 1.0},
+                    "levels": {"easy": 1.0},
+                    "split": "held_out",
+                    "size": 8,
+                },
+                "max_tokens": 24,
+            }
+        ]
     },
     "tracking": {"enabled": False},
-}  # fmt: skip
+}
 
 
 def tiny(**changes: Any) -> CampaignConfig:

@@ -1,4 +1,6 @@
-"""Whole campaigns in a home folder, with record, display and everything, but in this process: neither Prefect nor workers."""
+"""Whole campaigns in a home folder, with record, display and everything, but in this process: neither Prefect nor
+workers.
+"""
 
 import hashlib
 import shutil

@@ -1,4 +1,6 @@
-"""Training that goes wrong in its numbers, provoked for real: the campaign stops, or skips, and the last good version stays current."""
+"""Training that goes wrong in its numbers, provoked for real: the campaign stops, or skips, and the last good version
+stays current.
+"""
 
 import json
 
@@ -81,7 +83,8 @@ def test_a_healthy_update_is_the_same_under_either_setting(home, taught):
 
 def test_a_failing_verifier_stops_the_campaign_or_skips_its_updates(home, tmp_path, monkeypatch):
     (tmp_path / "moody_verifier.py").write_text(
-        "def judge(response, gold):\n    if len(response) % 3 == 0:\n        raise RuntimeError('no')\n    return response.endswith(gold)\n"
+        "def judge(response, gold):\n    if len(response) % 3 == 0:\n        raise RuntimeError('no')\n    return "
+        "response.endswith(gold)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     moody = {"verify": {"verifier": "moody_verifier:judge"}}

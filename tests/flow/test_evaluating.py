@@ -1,4 +1,6 @@
-"""``hacrl eval``: versions of a campaign, checkpoints from elsewhere, benchmarks by name and file, the cache, the tables."""
+"""``hacrl eval``: versions of a campaign, checkpoints from elsewhere, benchmarks by name and file, the cache, the
+tables.
+"""
 
 import json
 import re
@@ -132,7 +134,15 @@ def test_breakdown_by_the_datasets_tags(hacrl, tmp_path):
     rows = [{"problem": f"{i}+1=?", "answer": str(i + 1), "level": i % 2} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     columns = {"tags": {"level": "level"}}
-    settings = {"problems": {"kind": "dataset", "path": str(tmp_path / "rows.jsonl"), "columns": columns, "prompt": "{problem}"}, "max_tokens": 24}  # fmt: skip
+    settings = {
+        "problems": {
+            "kind": "dataset",
+            "path": str(tmp_path / "rows.jsonl"),
+            "columns": columns,
+            "prompt": "{problem}",
+        },
+        "max_tokens": 24,
+    }
     (tmp_path / "sums.yaml").write_text(yaml.safe_dump(settings))
     text = hacrl("tiny/ada", "-b", tmp_path / "sums.yaml", "-b", "held_out")
     assert "sums by level" in text
@@ -161,6 +171,11 @@ def test_mistakes_are_one_line(hacrl, words, says):
 def test_changes_keep_the_benchmarks_own_limits():
     aime = BenchmarkConfig.model_validate({"problems": "aime2025", "ks": [1, 8, 30]})
     changed = change_benchmark(aime, Changes(samples=8, limit=5))
-    assert (changed.samples, changed.temperature, changed.ks, changed.problems.filters.max_problems) == (8, 1.0, (1, 8), 5)  # fmt: skip
+    assert (changed.samples, changed.temperature, changed.ks, changed.problems.filters.max_problems) == (
+        8,
+        1.0,
+        (1, 8),
+        5,
+    )
     assert change_benchmark(changed, Changes(limit=50)).problems.filters.max_problems == 5
     assert change_benchmark(aime, Changes()) == aime

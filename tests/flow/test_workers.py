@@ -92,7 +92,7 @@ def test_a_stopped_campaign_leaves_no_process_and_goes_on_where_it_was(tmp_path,
 
 
 def _heed_ctrl_c() -> None:
-    """A shell's background job ignores SIGINT, and so would its children; a person at a terminal does not run it there."""
+    """A shell's background job ignores SIGINT, and so would its children; a terminal's foreground job does not."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -28,7 +28,8 @@ def byte_tokenizer(specials: Sequence[str] = SPECIALS, *, adds_bos: bool = False
             single=f"{specials[0]} $A", special_tokens=[(specials[0], 0)]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=specials[0], eos_token=specials[1], chat_template=TEMPLATE, clean_up_tokenization_spaces=False
+        tokenizer_object=backend, bos_token=specials[0], eos_token=specials[1], chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False
     )  # fmt: skip
 
 
@@ -37,8 +38,10 @@ def save_checkpoint(
 ) -> Path:
     """A random model of this family with the tokenizer, as ``save_pretrained`` leaves it."""
     config = AutoConfig.for_model(
-        kind, vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=512, eos_token_id=eos, bos_token_id=0, pad_token_id=None, **more,
+        kind, vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=512, eos_token_id=eos, bos_token_id=0,
+        pad_token_id=None, **more,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)

@@ -62,7 +62,17 @@ def test_each_fault_is_one_line(checkpoint, tmp_path):
     faults = [line for line in text.splitlines() if line.startswith("fault: ")]
     assert code == 2
     assert [fault.split(":")[1].strip() for fault in faults] == [f"agent {name}" for name in agents]
-    for fault, words in zip(faults, ["no such folder", "no chat template", "GPU 97 does not exist", "its context has 256", "flash-attn is not installed"], strict=True):  # fmt: skip
+    for fault, words in zip(
+        faults,
+        [
+            "no such folder",
+            "no chat template",
+            "GPU 97 does not exist",
+            "its context has 256",
+            "flash-attn is not installed",
+        ],
+        strict=True,
+    ):
         assert words in fault
     assert "are ready" not in text
 

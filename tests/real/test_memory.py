@@ -1,4 +1,4 @@
-"""What the learner's stages hold: never all logits, nothing of the update once it is over, and about what was foretold."""
+"""What the learner's stages hold: never all logits, nothing of the update once it is over, about what was estimated."""
 
 import gc
 
@@ -28,7 +28,8 @@ class _Tokenizer:
 @pytest.fixture
 def agent(tmp_path):
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
         max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=1,
     )  # fmt: skip
     torch.set_num_threads(1)
@@ -83,10 +84,11 @@ def _resident():
     return peak.end().host_bytes
 
 
-# -- the estimate --------------------------------------------------------------------------------------------------------
+# -- the estimate ------------------------------------------------------------------------------------------------------
 
 SMOL = LlamaConfig(
-    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3,
     max_position_embeddings=8192, tie_word_embeddings=True,
 )  # fmt: skip
 

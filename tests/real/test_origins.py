@@ -1,4 +1,4 @@
-"""Whatever people download becomes one kind of checkpoint: end tokens, BOS, template, pickles, remote code, revisions."""
+"""Any downloaded model becomes one kind of checkpoint: end tokens, BOS, template, pickles, remote code, revisions."""
 
 import json
 import shutil
@@ -104,7 +104,11 @@ def odd(checkpoint, monkeypatch, tmp_path):
     folder = checkpoint("odd")
     (folder / "odd.py").write_text(CODE)
     config = read_json(folder / "config.json")
-    config |= {"model_type": "odd", "architectures": ["OddModel"], "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"}}  # fmt: skip
+    config |= {
+        "model_type": "odd",
+        "architectures": ["OddModel"],
+        "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     yield folder
     sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path / "modules")]

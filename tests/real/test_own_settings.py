@@ -62,6 +62,8 @@ def test_mistakes_are_named(own, words):
 
 def test_where_an_agent_runs_does_not_make_another_campaign():
     plain = campaign_digest(tiny())
-    assert campaign_digest(with_ben(gpus=[1], attention="eager", update={"token_budget": 64})) != campaign_digest(with_ben(update={"learning_rate": 1.0}))  # fmt: skip
+    assert campaign_digest(with_ben(gpus=[1], attention="eager", update={"token_budget": 64})) != campaign_digest(
+        with_ben(update={"learning_rate": 1.0})
+    )
     assert campaign_digest(with_ben(gpus=[1], device="cpu", attention="eager")) == plain
     assert campaign_digest(with_ben(update={"learning_rate": 1.0})) != plain

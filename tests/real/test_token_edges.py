@@ -22,12 +22,13 @@ from .conftest import byte_tokenizer, save_checkpoint
 
 THINKING = (
     "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant: {% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<s>assistant: {% if enable_thinking is not defined or enable_thinking %}<think>\n{% "
+    "endif %}{% endif %}"
 )
 
 
 def sentencepiece_like() -> Any:
-    """As Llama 2's: marks the start of a text with ▁, falls back to bytes, writes BOS by itself, and has no pad token."""
+    """As Llama 2's: marks the start of a text with ▁, falls back to bytes, adds BOS itself, has no pad token."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -40,7 +41,8 @@ def sentencepiece_like() -> Any:
     backend = Tokenizer.from_str(json.dumps(spec))
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        clean_up_tokenization_spaces=False
     )  # fmt: skip
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
     tokenizer.chat_template = THINKING

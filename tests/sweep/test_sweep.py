@@ -88,9 +88,11 @@ def first(place, home):
 def test_common_work_is_planned_and_computed_once(first):
     outcome, _, shown = first
     plan, tally = outcome.plan, outcome.tally
-    # A cell: 2 first versions, 2 evaluations before; per iteration 1 sample and 2 each of 5 stages + update; 2 evaluations after.
+    # A cell: 2 first versions, 2 evaluations before; per iteration 1 sample and 2 each of 5 stages + update; 2
+    # evaluations after.
     assert plan.calls == 4 * (2 + 2 + 2 * (1 + 2 * 5) + 2)
-    # Shared by the two variants of a seed: first versions, their evaluation, both samples, the first rollouts and verdicts.
+    # Shared by the two variants of a seed: first versions, their evaluation, both samples, the first rollouts and
+    # verdicts.
     assert plan.shared == 2 * (2 + 2 + 2 + 2 + 2)
     assert (plan.rollouts_to_run, plan.rollouts_shared) == (2 * 2 * 6 * 4 * (1 + 2), 2 * 2 * 6 * 4)
     assert (tally.ran, tally.cached) == (plan.to_run, plan.shared)

@@ -28,7 +28,8 @@ assert importlib.util.find_spec("hacrl_core") is None and importlib.util.find_sp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-prompt = tokenizer.apply_chat_template(json.loads(sys.argv[3]), add_generation_prompt=True, return_tensors="pt", return_dict=True)
+messages = json.loads(sys.argv[3])
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 out = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0].tolist()
 print(json.dumps({"prompt": prompt["input_ids"][0].tolist(), "out": out, "eos": model.generation_config.eos_token_id}))
 """

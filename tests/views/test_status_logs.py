@@ -117,7 +117,7 @@ def test_a_pause_between_two_nights_does_not_count_as_work(own):
     assert history.seconds_per_iteration() == pytest.approx(sum(gaps) / 2)
 
 
-# -- logs ----------------------------------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_log_has_every_stage_with_its_seconds(seen):

@@ -1,4 +1,4 @@
-"""Real vLLM (the CPU build where there is no GPU) on tiny agents made here. Skipped where `make vllm` has not been run."""
+"""Real vLLM (the CPU build where there is no GPU) on tiny agents made here. Skipped without `make vllm`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,7 +48,9 @@ def vllm_config(launcher: Launcher) -> VllmEngineConfig:
 
 @pytest.fixture(scope="session")
 def make_agent(tmp_path_factory: pytest.TempPathFactory) -> AgentMaker:
-    """``make_agent("llama", tied=True, seed=1)``: the folder of a tiny random agent that reads and writes ASCII characters."""
+    """``make_agent("llama", tied=True, seed=1)``: the folder of a tiny random agent that reads and writes ASCII
+    characters.
+    """
     root = tmp_path_factory.mktemp("agents")
 
     def make(family: str, *, tied: bool, seed: int) -> Path:

@@ -49,7 +49,8 @@ def test_a_campaign_of_three_iterations_on_vllm(vllm_config, tmp_path):
     for agent in ("ada", "ben"):
         for iteration in range(3):
             metrics = runner.outcomes[f"score {agent} #{iteration}"].metrics
-            # Sampled by vLLM, scored by the trainer, in float32 on the same weights: a stale version would show at once.
+            # Sampled by vLLM, scored by the trainer, in float32 on the same weights: a stale version would show at
+            # once.
             assert metrics["score/sampling_mismatch_max"] < 1e-3
             assert np.isfinite(list(runner.outcomes[f"update {agent} #{iteration}"].metrics.values())).all()
         manifest = runner.store.manifest("generate", runner.outcomes[f"generate {agent} #2"].ref.key)

@@ -207,7 +207,8 @@ def test_kill_in_mid_generation(engine: VllmEngine, make_agent: AgentMaker) -> N
 
     again = engine.generate(checkpoint, "a", many, params, kill_when_busy)
     assert [g.request_id for g in again] == [g.request_id for g in calm]
-    # What was not finished runs again in batches of other shapes, which round differently: a draw on the edge may fall the other way.
+    # What was not finished runs again in batches of other shapes, which round differently: a draw on the edge may fall
+    # the other way.
     same = [(a, b) for a, b in zip(again, calm, strict=True) if a.token_ids == b.token_ids]
     assert len(same) >= 0.9 * len(many)
     for a, b in same:

@@ -1,4 +1,4 @@
-"""Stale weights in 16 bits, where log-probs cannot tell two policies apart that are one small update from each other."""
+"""Stale weights in 16 bits, where log-probs cannot tell two policies apart that are one small update away."""
 
 import shutil
 from collections.abc import Callable

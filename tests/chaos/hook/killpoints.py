@@ -1,10 +1,12 @@
-"""Kill points: places where a process can be told to kill its whole group, and a log of what ran. Costs the product nothing.
+"""Kill points: places where a process can be told to kill its whole group, and a log of what ran. Costs the product
+nothing.
 
-Nothing in the product knows of them. ``arm`` wraps a few functions when their modules are imported; ``sitecustomize`` beside this file does so in every
-Python process that has this folder on its path, so also in the workers that a real ``hacrl run`` spawns. What to do is in the environment:
+Nothing in the product knows of them. ``arm`` wraps a few functions when their modules are imported; ``sitecustomize``
+beside this file does so in every Python process that has this folder on its path, so also in the workers that a real
+``hacrl run`` spawns. What to do is in the environment:
 
-CHAOS_KILL  step, stage and count, as ``renamed verify 2``: kill at the second such moment of one process. ``*`` is any stage.
-CHAOS_LOG   a file that gets one line for each stage that begins or ends.
+CHAOS_KILL  step, stage and count, as ``renamed verify 2``: kill at the second such moment of one process. ``*`` is any
+stage. CHAOS_LOG   a file that gets one line for each stage that begins or ends.
 """
 
 import importlib.abc
@@ -56,7 +58,7 @@ def write(event: str, stage: str, key: str) -> None:
         os.close(handle)
 
 
-# -- what is wrapped ---------------------------------------------------------------------------------------------------------
+# -- what is wrapped ---------------------------------------------------------------------------------------------------
 
 
 def wrap_runner(module) -> None:
@@ -176,7 +178,9 @@ WRAPPERS = {
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules to wrap where they are, and wraps them once they are loaded, before anybody has taken a name from them."""
+    """Finds the modules to wrap where they are, and wraps them once they are loaded, before anybody has taken a name
+    from them.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name not in WRAPPERS:

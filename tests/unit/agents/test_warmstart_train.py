@@ -1,4 +1,4 @@
-"""The warm start learns, measures itself honestly, stops as told, and writes the same ordinary checkpoint every time."""
+"""The warm start learns, measures itself honestly, stops as told, and always writes the same ordinary checkpoint."""
 
 import hashlib
 from pathlib import Path

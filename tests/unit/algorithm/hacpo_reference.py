@@ -1,4 +1,4 @@
-"""HACPO in slow, obvious loops of plain floats: what the arrays are checked against. Shares no code with the product."""
+"""HACPO in slow, obvious loops of plain floats: a reference for the arrays that shares no code with them."""
 
 import math
 

@@ -50,7 +50,7 @@ def test_agents_that_improve_at_the_same_relative_rate_cancel():
 
 
 def test_the_ceiling_costs_unbiasedness_against_a_weak_sampler():
-    """A weak sampler's rare successes are worth ω each; where they lift μ above 1 the rule drops them, so μ is too low."""
+    """A weak sampler's rare successes are worth ω each; where they lift μ above 1 they are dropped, so μ is too low."""
     weak = simulation.measure(simulation.still(0.4, 0.1), trials=TRIALS, seed=14)
     assert abs(weak["exact"].mean) < SIGMAS * weak["exact"].error
     assert weak["implemented"].mean < -10 * weak["implemented"].error

@@ -55,7 +55,11 @@ def test_every_prefix_runs_once_and_scores_equal_the_models_own(kind):
     run = []
     agent.model.get_input_embeddings().register_forward_hook(lambda module, args, output: run.append(args[0].numel()))
     scores = score_sequences(agent, sequences, token_budget=10_000)
-    assert sum(run[-1:]) == prefixes_of(sequences) < 0.6 * sum(len(s.prompt_token_ids) + len(s.response_token_ids) - 1 for s in sequences)  # fmt: skip
+    assert (
+        sum(run[-1:])
+        == prefixes_of(sequences)
+        < 0.6 * sum(len(s.prompt_token_ids) + len(s.response_token_ids) - 1 for s in sequences)
+    )
     for sequence, score in zip(sequences, scores, strict=True):
         with torch.no_grad():
             np.testing.assert_allclose(score, naive_logprobs(agent.model, sequence).numpy(), atol=2e-6, rtol=0)

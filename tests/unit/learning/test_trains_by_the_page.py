@@ -1,4 +1,6 @@
-"""Training runs the code of ``hacrl_core/algorithm/hacpo.py`` and no other: replace a piece of the page, and the step changes with it."""
+"""Training runs the code of ``hacrl_core/algorithm/hacpo.py`` and no other: replace a piece of the page, and the step
+changes with it.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,9 @@ LOG_RATIO = torch.tensor(
 
 
 def train(own: float = 1.0, foreign: float = 1.0, **settings):
-    """One real step of the trainer on a tiny model; own and foreign advantages are scaled. Returns loss, gradient and statistics."""
+    """One real step of the trainer on a tiny model; own and foreign advantages are scaled. Returns loss, gradient and
+    statistics.
+    """
     agent = tiny_agent()
     config = UpdateConfig(learning_rate=1e-3, gradient_norm=1e9)
     now = [torch.from_numpy(row).double() for row in score_sequences(agent, SEQUENCES, token_budget=512)]

@@ -9,7 +9,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 MARKS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 ROLES: dict[str, str] = {"bos_token": "<s>", "eos_token": "<|end|>"}
 CORPUS = [
@@ -110,7 +113,8 @@ def sentencepiece_package() -> Any:
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS), model_writer=model, vocab_size=360, byte_fallback=True, minloglevel=9,
-        character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False,
+        character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
     )  # fmt: skip
     with NamedTemporaryFile(suffix=".model") as file:
         file.write(model.getvalue())

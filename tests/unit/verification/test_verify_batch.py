@@ -36,7 +36,8 @@ def test_an_empty_gold_is_an_error_and_no_zero() -> None:
 
 
 def test_exact() -> None:
-    assert kinds([r"\boxed{Even}", r"\boxed{odd}", "12", "4"], [r"\text{even}", "even", "12", "4.0"], verifier="exact") == [
+    assert kinds([r"\boxed{Even}", r"\boxed{odd}", "12", "4"], [r"\text{even}", "even", "12", "4.0"],
+    verifier="exact") == [
         "correct", "incorrect", "correct", "incorrect",
     ]  # fmt: skip
 
