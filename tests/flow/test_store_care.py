@@ -235,7 +235,9 @@ def test_a_dry_plan_deletes_nothing_and_a_running_campaign_loses_nothing(home):
 
 
 def test_cleaning_again_and_again_while_a_campaign_really_runs_takes_nothing_from_it(finished, tmp_path):
-    """The store holds its first versions and a deleted campaign's artifacts. Only the latter go, and only after it ended."""
+    """The store holds its first versions and a deleted campaign's artifacts. Only the latter go, and only after it
+    ended.
+    """
     home = own_copy(finished, "tiny", tmp_path / "home", ("warmstart",), record=False)
     failed: list[BaseException] = []
 

@@ -1,7 +1,7 @@
 """The compose file, read as docker compose reads it (merge keys, ${VARIABLE} substitution), into a strict model.
 
-The model covers the part of the specification that the file uses. There is no container engine where the tests run, so a
-typo must be caught here.
+The model covers the part of the specification that the file uses. There is no container engine where the tests run, so
+a typo must be caught here.
 """
 
 import re
