@@ -19,7 +19,8 @@ class AdoptSlice(StrictConfig):
     def identity(self) -> dict[str, Any]:
         """Return the checkpoint's settings beside the others, not nested: keys of before must stay valid."""
         nested = super().identity()
-        return nested.pop("checkpoint") | nested
+        checkpoint: dict[str, Any] = nested.pop("checkpoint")
+        return checkpoint | nested
 
 
 def run(

@@ -36,7 +36,7 @@ from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import verifier_source
 from stages.evaluate import EvaluateSlice
-from stages.spec import Context, Outcome, StageCall
+from stages.spec import Context, Handle, Outcome, StageCall
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,13 @@ def evaluate_agent(
     calls = [_evaluate_call(subject, benchmark, changes) for benchmark in chosen]
     results = []
     with _inline_session(store, listener) as runner:
-        imported = None if isinstance(subject.version, ArtifactRef) else runner.submit(subject.version)
-        version = subject.version if imported is None else imported
-        _log_artifact(home, subject.name, version if isinstance(version, ArtifactRef) else version.outcome().ref)
+        version: ArtifactRef | Handle
+        if isinstance(subject.version, StageCall):
+            version = runner.submit(subject.version)
+            _log_artifact(home, subject.name, version.outcome().ref)
+        else:
+            version = subject.version
+            _log_artifact(home, subject.name, version)
         for benchmark, call in zip(chosen, calls, strict=True):
             outcome = runner.submit(replace(call, inputs={"agent": version})).outcome()
             _log_artifact(home, subject.name, outcome.ref)

@@ -47,7 +47,7 @@ def run_as_flow(
     @flow(
         name="campaign",
         flow_run_name=f"{config.name} to iteration {config.iterations}",
-        task_runner=ThreadPoolTaskRunner(max_workers=THREADS),
+        task_runner=ThreadPoolTaskRunner[Any](max_workers=THREADS),
         persist_result=False,
     )
     def campaign_flow(config: dict[str, Any], home: str) -> T:

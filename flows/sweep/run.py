@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +18,7 @@ from flows.home import Home
 from flows.run.events import Listener
 from flows.run.placement import Placement
 from flows.run.worker import Stopped, Worker, WorkerDied
+from flows.scheduling.api import prefect_api
 from flows.sweep.cells import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweep.plan import Plan, make_plan
 from flows.sweep.report import SweepReport, make_report, write_report
@@ -30,7 +32,7 @@ from hacrl_core.errors import ConfigError, HacrlError
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, and how: whoever schedules it calls ``perform`` on each job, and ``abort`` when told to stop."""
+    """The jobs of a sweep. A scheduler calls ``perform`` for each job, and ``abort`` when it is told to stop."""
 
     name: str
     jobs: Sequence[Job]
@@ -44,7 +46,7 @@ Execute = Callable[[Work, Home], None]
 
 @dataclass
 class Outcome:
-    """What became of a sweep."""
+    """The result of running a sweep."""
 
     plan: Plan
     tally: Tally = field(default_factory=Tally)
@@ -57,7 +59,7 @@ def sweep_folder(sweep: Sweep, home: Home) -> Path:
 
 
 def plan_sweep(sweep: Sweep, home: Home) -> tuple[Plan, list[Cell]]:
-    """What is to be done, and the cells that are not finished."""
+    """Return the plan, and the cells that are not finished."""
     open_ = [c for c in sweep.cells if finished_entries(_job(c, home), home.store) is None]
     return make_plan(Store(home.store), open_, finished=len(sweep.cells) - len(open_)), open_
 
@@ -65,7 +67,7 @@ def plan_sweep(sweep: Sweep, home: Home) -> tuple[Plan, list[Cell]]:
 def run_sweep(
     sweep: Sweep, home: Home, console: Console, execute: Execute | None = None, pool: "Pool | None" = None
 ) -> Outcome:
-    """Run or resume. A cell that fails does not stop the others; the outcome names it."""
+    """Run or resume a sweep. A cell that fails does not stop the others; the outcome names it."""
     with _alone(sweep, home), SweepTracker(sweep, home, lambda message: warn(console, message)) as tracker:
         plan, todo = plan_sweep(sweep, home)
         show_plan(console, sweep, plan)
@@ -178,17 +180,13 @@ class Pool:
 
 
 def execute_with_prefect(work: Work, home: Home) -> None:
-    """One flow for the whole sweep, a task for each job; as many at a time as the sweep says."""
-    from flows.scheduling.api import prefect_api
-
+    """Run the sweep as one Prefect flow, a task for each job, as many at a time as the sweep says."""
     with prefect_api(home) as server:
         if server is None:
             execute_with_threads(work, home)
             return
-        from flows.sweep.flow import run_flow
-
         try:
-            run_flow(work)
+            _run_as_flow(work)
             return
         except HacrlError:
             raise
@@ -198,8 +196,51 @@ def execute_with_prefect(work: Work, home: Home) -> None:
     execute_with_threads(work, home)  # Prefect's server is gone; finished cells are found in the store
 
 
+def _run_as_flow(work: Work) -> None:
+    """Run the jobs as tasks of one flow, in their order, ``concurrency`` at a time.
+
+    A job that fails is shown as failed, and the others go on.
+    """
+    # Prefect takes seconds to import; a sweep that is complete does without it.
+    from prefect import flow, task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    @task(persist_result=False, cache_policy=NO_CACHE)
+    def cell(number: int) -> Tally:
+        return work.perform(work.jobs[number])
+
+    @flow(
+        name="sweep",
+        flow_run_name=f"{work.name} ({len(work.jobs)} jobs)",
+        task_runner=ThreadPoolTaskRunner[Any](max_workers=work.concurrency),
+        persist_result=False,
+    )
+    def sweep(jobs: int) -> None:
+        futures = [cell.with_options(task_run_name=job.label).submit(n) for n, job in enumerate(work.jobs)]
+        try:
+            for future in futures:
+                future.wait()
+        except Exception:
+            raise
+        except BaseException:
+            # Ctrl-C or SIGTERM: Prefect would wait for the cells under way, and for all that are still to come.
+            work.abort()
+            raise
+        failed = sum(future.state.is_failed() for future in futures)
+        if failed:
+            raise _SomeFailed(f"{failed} of {jobs} jobs failed")
+
+    with suppress(_SomeFailed):  # ``perform`` has kept which ones, and why
+        sweep(len(work.jobs))
+
+
+class _SomeFailed(HacrlError):
+    """Marks the flow run as failed in Prefect."""
+
+
 def execute_with_threads(work: Work, home: Home) -> None:
-    """The same where there is no Prefect to talk to."""
+    """Run the jobs in threads, where there is no Prefect server."""
     with ThreadPoolExecutor(work.concurrency) as threads:
         try:
             for future in [threads.submit(work.perform, job) for job in work.jobs]:
