@@ -166,12 +166,16 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
 
 
 def conclude(campaign: OpenCampaign, counts: Counts, begun: float) -> Summary:
-    """Draw the learning curves, give MLflow what it may have missed, and return the summary."""
+    """Draw the learning curves and return the summary.
+
+    Where no stage had to run, MLflow gets what it may have missed; a run that ran stages has told it already.
+    """
     picture = _draw(campaign)
     entries = campaign.record.entries()
-    with tracking(campaign) as tracker:
-        if tracker is not None:
-            tracker.replay(entries)
+    if counts.ran == 0:
+        with tracking(campaign) as tracker:
+            if tracker is not None:
+                tracker.replay(entries)
     uri = tracking_uri(campaign.config, campaign.home) if campaign.config.tracking.enabled else None
     seconds = time.monotonic() - begun
     return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, seconds, picture, uri)
