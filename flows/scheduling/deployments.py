@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacrl_core.config.schedule import ScheduleConfig
 from rich.console import Console
 from rich.table import Table
 
@@ -18,10 +17,7 @@ from flows.scheduling.api import quiet_settings
 from flows.servers.serve import ensure_pool
 from flows.servers.state import POOL, running_prefect_url
 from hacrl_core.config.campaign import CampaignConfig
-<<<<<<< HEAD
 from hacrl_core.config.operation import ScheduleConfig
-=======
->>>>>>> 750a46d (wip)
 from hacrl_core.errors import ConfigError, HacrlError
 
 if TYPE_CHECKING:
