@@ -96,7 +96,7 @@ def _become_worker(control: socket.socket, fds: list[int], environment: dict[str
 def _own_group(pid: int) -> None:
     """One signal then ends a worker and all that vLLM starts in it.
 
-    Done on both sides of the fork: whoever comes first.
+    Both sides of the fork do it, because either may run first.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)

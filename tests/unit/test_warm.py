@@ -1,0 +1,52 @@
+"""What a process keeps loaded: loaded when needed, kept apart by agent, closed as one."""
+
+import subprocess
+import sys
+
+from hacrl_core import generation
+from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.warm import WarmModels
+
+
+class Engine:
+    def __init__(self, config):
+        self.config, self.closed = config, False
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_stage_context_needs_no_torch():
+    code = "import sys, stages.spec; stages.spec.Context().warm.close(); print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_problems_are_loaded_once_per_key():
+    warm, loads = WarmModels(), []
+    for key in ("a", "a", "b", "b", "a"):
+        assert warm.problems(key, lambda key=key: loads.append(key) or key) == key
+    assert loads == ["a", "b", "a"]
+
+
+def test_one_engine_is_kept_and_replaced_when_its_config_changes(monkeypatch):
+    monkeypatch.setattr(generation, "create_engine", Engine)
+    warm, config = WarmModels(), GenerateConfig(max_tokens=8)
+    first = warm.engine(config, "cpu")
+    limited = config.model_copy(update={"max_prompt_tokens": 7})
+    assert warm.engine(limited, "cpu") is first, "the limit on prompts is the stages' to check"
+    second = warm.engine(config.model_copy(update={"batch_size": 3}), "cpu")
+    assert second is not first
+    assert (first.closed, second.closed) == (True, False)
+
+
+def test_agents_of_one_process_are_kept_apart_and_closed_together(monkeypatch):
+    monkeypatch.setattr(generation, "create_engine", Engine)
+    warm, config = WarmModels(), GenerateConfig(max_tokens=8)
+    engines = {name: warm.for_agent(name).engine(config, "cpu") for name in ("ada", "ben")}
+    assert engines["ada"] is not engines["ben"]
+    assert warm.for_agent("ada").engine(config, "cpu") is engines["ada"]
+    assert not warm.has_engine
+    warm.close()
+    assert all(engine.closed for engine in engines.values())
+    assert not warm.for_agent("ada").has_engine
