@@ -33,6 +33,8 @@ from hacrl_core.config.loading import apply_override, validate
 from hacrl_core.errors import HacrlError
 
 ENTRYPOINT = "flows.scheduled.scheduled_campaign"
+# Prefect's own annotations do not accept this runner in a flow.
+_TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=THREADS)
 
 
 def _run_name() -> str:
@@ -44,7 +46,7 @@ def _run_name() -> str:
 @flow(
     name="campaign",
     flow_run_name=_run_name,
-    task_runner=ThreadPoolTaskRunner[Any](max_workers=THREADS),
+    task_runner=_TASK_RUNNER,
     persist_result=False,
 )
 def scheduled_campaign(
