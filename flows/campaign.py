@@ -1,8 +1,9 @@
-"""A campaign on one page: in each iteration every agent answers, is verified and credited, scores all responses and learns.
+"""A campaign on one page: in each iteration every agent answers, is verified and credited, scores all responses and
+learns.
 
-``run.submit`` hands a stage call to a runner and returns a handle at once. Handles are inputs of later calls, so stages of different agents
-run side by side and wait only for what they need. Only the agents' versions and the capability pass from one iteration to the next, and
-both are artifacts: to resume, run the same command again.
+``run.submit`` hands a stage call to a runner and returns a handle at once. Handles are inputs of later calls, so stages
+of different agents run side by side and wait only for what they need. Only the agents' versions and the capability pass
+from one iteration to the next, and both are artifacts: to resume, run the same command again.
 """
 
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ def run_iteration(
 def previous_credit(config: CampaignConfig, state: State, learner: str, iteration: int) -> Handle | None:
     """Return the credit that holds the capability history so far.
 
-    It is the learner's own last credit or, for one that has just joined, that of an agent that was there and learns from everyone.
+    It is the learner's own last credit or, for one that has just joined, that of an agent that was there and learns
+    from everyone.
     """
     before = config.present(iteration - 1) if iteration else []
     if learner in before:
@@ -89,7 +91,9 @@ def previous_credit(config: CampaignConfig, state: State, learner: str, iteratio
 
 
 def evaluate(config: CampaignConfig, calls: StageCalls, run: Runner, state: State, iteration: int) -> None:
-    """Submit the benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
+    """Submit the benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for
+    them.
+    """
     for agent, settings in config.agents.items():
         last = min(settings.leaves or config.iterations, config.iterations)
         for benchmark in config.evaluate.due(iteration, last, settings.joins):

@@ -1,4 +1,4 @@
-"""From the campaign's config to stage calls: which slice of the config each stage reads, and whose artifacts it needs."""
+"""From the campaign's config to stage calls: the slice of config each stage reads, and the artifacts it needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +56,7 @@ class StageCalls:
         return StageCall("adopt", adopt, agent=agent)
 
     def sample(self, origins: Mapping[str, Handle], iteration: int) -> StageCall:
-        """The prompts of an iteration. First versions are inputs only where prompts are filtered by length in tokens."""
+        """The prompts of an iteration. First versions are inputs only if prompts are filtered by length in tokens."""
         limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
         config = SampleSlice(
             problems=self.config.problems,

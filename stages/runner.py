@@ -23,7 +23,9 @@ from stages.spec import Context, Metrics, Outcome, OutFolder, StageCall, find_st
 
 
 def lookup(store: Store, call: StageCall) -> Outcome | None:
-    """The call's artifact where it exists already; one whose files were collected does, unless the call is to restore them."""
+    """The call's artifact where it exists already; one whose files were collected does, unless the call is to restore
+    them.
+    """
     identity = find_stage(call.stage).identity(call)
     ref = store.lookup(identity, collected=not call.restore)
     return None if ref is None else Outcome(ref, True, 0.0, store.manifest(ref.stage, ref.key).metrics)
@@ -84,7 +86,9 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
 
 
 def remove_leftovers(store: Store) -> None:
-    """Remove what processes that were killed left behind: staging folders, lock files, shards of what is published by now."""
+    """Remove what processes that were killed left behind: staging folders, lock files, shards of what is published by
+    now.
+    """
     store.remove_stale_staging()
     for left in (store.root / "partial").glob("*"):
         if next((store.root / "objects").glob(f"*/{left.name}/{MANIFEST}"), None) is not None:

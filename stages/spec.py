@@ -47,8 +47,8 @@ class Handle(Protocol):
 class StageCall:
     """One stage to be run: what decides its artifact (stage, config, inputs, seed) and what people call it.
 
-    A call is planned while some of its inputs are handles, and bound when all of them are artifacts. A bound call is plain data: it can
-    be pickled and run in another process or on another machine that reaches the store.
+    A call is planned while some of its inputs are handles, and bound when all of them are artifacts. A bound call is
+    plain data: it can be pickled and run in another process or on another machine that reaches the store.
     """
 
     stage: str

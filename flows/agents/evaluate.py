@@ -1,7 +1,8 @@
-"""``hacrl eval``: any agent on any benchmark, in this process, through the same stages and the same store as a campaign.
+"""``hacrl eval``: any agent on any benchmark, in this process, through the same stages and the same store as a
+campaign.
 
-The agent is a version that a campaign made, or a checkpoint from elsewhere, which the adopt stage imports first. A result that is in the
-store is shown and not computed again, even if a campaign computed it.
+The agent is a version that a campaign made, or a checkpoint from elsewhere, which the adopt stage imports first. A
+result that is in the store is shown and not computed again, even if a campaign computed it.
 """
 
 import json
@@ -54,7 +55,7 @@ class Evaluation:
 def evaluate_agent(
     agent: str, benchmarks: Sequence[str], changes: Changes, home: Home, console: Console
 ) -> tuple[str, list[Evaluation]]:
-    """Return the agent's full name and its results, one for each benchmark; everything is checked before anything runs."""
+    """Return the agent's full name and one result per benchmark; everything is checked before anything runs."""
     listener = _EvaluationListener(console)
     store = Store(home.store, on_problem=listener.warn)
     subject = find_agent(store, home, agent)

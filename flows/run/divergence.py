@@ -1,4 +1,7 @@
-"""Watches the campaign's numbers: collapsing rewards, and updates that were skipped. The update stage itself refuses what is not finite."""
+"""Watches the campaign's numbers: collapsing rewards, and updates that were skipped.
+
+The update stage itself refuses what is not finite.
+"""
 
 import threading
 from collections import defaultdict
@@ -12,7 +15,10 @@ from stages.spec import Outcome, StageCall
 
 
 class Watch:
-    """Hears of every stage, run or found in the store; may refuse an update before it is made. Called from several threads."""
+    """Hears of every stage, run or found in the store; may refuse an update before it is made.
+
+    Called from several threads.
+    """
 
     def __init__(
         self, settings: DivergenceConfig | None = None, warn: Callable[[str], None] = lambda message: None
@@ -32,7 +38,8 @@ class Watch:
             and self._settings.on_nonfinite == "stop"
         ):
             raise DivergenceError(
-                f"{call.label}: was skipped in an earlier run because its numbers were not finite, and divergence.on_nonfinite is now stop; "
+                f"{call.label}: was skipped in an earlier run because its numbers were not finite, and "
+                "divergence.on_nonfinite is now stop; "
                 "lower update.learning_rate, or set it to skip again"
             )
 
@@ -49,21 +56,24 @@ class Watch:
         best, at = problem
         first = call.iteration + 1 - len(rewards) + at
         message = (
-            f"{call.agent}: mean reward below {self._settings.collapse.share:.0%} of its best ({best:.3f}, iterations {first} to "
-            f"{first + self._settings.collapse.window - 1}) for {self._settings.collapse.iterations} iterations in a row, now {rewards[-1]:.3f}"
+            f"{call.agent}: mean reward below {self._settings.collapse.share:.0%} of its best ({best:.3f}, iterations "
+            f"{first} to "
+            f"{first + self._settings.collapse.window - 1}) for {self._settings.collapse.iterations} iterations in a "
+            f"row, now {rewards[-1]:.3f}"
         )
         if self._settings.collapse.action == "stop":
             with self._lock:
                 self._told.discard(call.agent)  # each try to go on is refused, not only the first
             raise DivergenceError(
-                f"{message}; {call.label} is not made. {call.agent}@{first + self._settings.collapse.window - 1} wrote the last of the best; lower "
+                f"{message}; {call.label} is not made. {call.agent}@{first + self._settings.collapse.window - 1} wrote "
+                "the last of the best; lower "
                 "update.learning_rate, or set divergence.collapse.action to warn"
             )
         self._warn(f"{message}; training goes on (divergence.collapse.action: stop would end it)")
 
 
 def collapse(rewards: list[float], settings: CollapseConfig) -> tuple[float, int] | None:
-    """The best window's mean reward and where it begins, if each of the last iterations lies below the set share of it."""
+    """Return the best window's mean reward and its start, if all of the last iterations are below the set share."""
     before, last = rewards[: -settings.iterations], rewards[-settings.iterations :]
     if len(before) < settings.window:
         return None

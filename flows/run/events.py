@@ -4,13 +4,15 @@ from stages.spec import Outcome, StageCall
 
 
 class Listener:
-    """Hears what happens to stages. A subclass overrides what it needs; every method may be called from several threads.
+    """Hears what happens to stages.
+
+    A subclass overrides what it needs; every method may be called from several threads.
 
     The live display, the log, Prefect's pages, the feed of MLflow and the collector of old versions are listeners.
     """
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
-        """A stage is about to run. ``why`` names what changed since it last ran in this campaign; empty the first time."""
+        """A stage is about to run. ``why`` names what changed since it last ran in this campaign; empty at first."""
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """A stage has its artifact, computed now or found in the store."""

@@ -19,18 +19,19 @@ LIGHT_STAGES = ("sample", "credit")
 class Executor(Protocol):
     """Runs bound stage calls somewhere and returns their outcomes.
 
-    Everything that a stage needs travels with the call as data or lies in the store. Nothing is inherited by fork and nothing is found in
-    a module global, so an implementation may pickle the call and send it to another process or machine. Devices, node and the number of
-    processes are a ``Placement``, a value that the executor is given.
+    Everything that a stage needs travels with the call as data or lies in the store. Nothing is inherited by fork and
+    nothing is found in a module global, so an implementation may pickle the call and send it to another process or
+    machine. Devices, node and the number of processes are a ``Placement``, a value that the executor is given.
 
-    The runner calls ``run`` from one thread per call. A call that cannot be finished because a process or a machine died raises
-    ``WorkerDied``: the runner retries it, and the stage starts again from its inputs. An error of the stage itself is raised as it is.
+    The runner calls ``run`` from one thread per call. A call that cannot be finished because a process or a machine
+    died raises ``WorkerDied``: the runner retries it, and the stage starts again from its inputs. An error of the stage
+    itself is raised as it is.
 
-    A stage that is spread over several processes stays one call with one artifact. The process that gets the call leads: it holds the
-    key's lock, starts ``placement.processes - 1`` peers, sends each of them the same call and its own address, and alone publishes. A peer
-    reads the call's inputs from the store, so no data passes through the executor. The ranks of an update all build the same plan and
-    exchange gradients with one another; the replicas of an engine take prompts from a queue of the leader. A peer that dies is a
-    ``WorkerDied`` of the whole call.
+    A stage that is spread over several processes stays one call with one artifact. The process that gets the call
+    leads: it holds the key's lock, starts ``placement.processes - 1`` peers, sends each of them the same call and its
+    own address, and alone publishes. A peer reads the call's inputs from the store, so no data passes through the
+    executor. The ranks of an update all build the same plan and exchange gradients with one another; the replicas of an
+    engine take prompts from a queue of the leader. A peer that dies is a ``WorkerDied`` of the whole call.
     """
 
     def run(self, call: StageCall, listener: Listener) -> Outcome:

@@ -1,7 +1,8 @@
 """How far a run of a campaign goes when it is asked for so many iterations *more*.
 
-The goal is fixed when the run begins, and kept in the campaign's folder: a run that was cut off and is started again (the same command,
-or Prefect's retry of the same flow run) finishes its own goal and adds nothing. A new run counts from the last complete iteration.
+The goal is fixed when the run begins, and kept in the campaign's folder: a run that was cut off and is started again
+(the same command, or Prefect's retry of the same flow run) finishes its own goal and adds nothing. A new run counts
+from the last complete iteration.
 """
 
 import json
@@ -34,13 +35,14 @@ class Goal:
 def with_goal(
     config: CampaignConfig, home: Home, more: int, say: Callable[[str], None], run: str = TERMINAL
 ) -> CampaignConfig:
-    """The campaign with its iterations set to ``more`` beyond what is complete, or to what this run set out for before."""
+    """Return the campaign with ``more`` iterations beyond what is complete, or with the goal this run set before."""
     done, path = complete_iterations(config, home), home.campaign(config.name) / "goal.json"
     last = _read(path)
     if last is not None and (last.run, last.more) == (run, more) and last.iterations > done:
         goal = last
         say(
-            f"campaign {config.name}: {done} iterations are complete, going on to {goal.iterations} as this run set out to"
+            f"campaign {config.name}: {done} iterations are complete, going on to {goal.iterations} as this run set "
+            "out to"
         )
     else:
         goal = Goal(run, more, done + more)
@@ -50,7 +52,10 @@ def with_goal(
 
 
 def complete_iterations(config: CampaignConfig, home: Home) -> int:
-    """Iterations of the campaign's record whose artifacts are all in the store *under these settings*. Evaluations do not count."""
+    """Iterations of the campaign's record whose artifacts are all in the store *under these settings*.
+
+    Evaluations do not count.
+    """
     updates = [entry for entry in read_entries(home.campaign(config.name)) if entry.stage == "update"]
     last = max((entry.iteration for entry in updates if entry.iteration is not None), default=-1)
     recorded = config.model_copy(update={"iterations": last + 1})

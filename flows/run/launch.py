@@ -1,4 +1,6 @@
-"""Runs a campaign: from the store alone where everything is there, else as a Prefect flow, or in threads where Prefect is away."""
+"""Runs a campaign: from the store alone where everything is there, else as a Prefect flow, or in threads where Prefect
+is away.
+"""
 
 import os
 import time
@@ -214,7 +216,8 @@ def what_is_saved(config: CampaignConfig, home: Home) -> str:
     while done < config.iterations and all((agent, done) in updated for agent in config.present(done)):
         done += 1
     return (
-        f"campaign {config.name} has {done} of {config.iterations} iterations and {len(entries)} finished stages saved, "
+        f"campaign {config.name} has {done} of {config.iterations} iterations and {len(entries)} finished stages "
+        "saved, "
         "and what stages under way had finished in shards"
     )
 
@@ -234,7 +237,9 @@ class _Counter(Listener):
 
 
 class _AfterIteration(Listener):
-    """After each iteration: what has finished goes to MLflow in one batch per run, and the keep policy removes old versions."""
+    """After each iteration: what has finished goes to MLflow in one batch per run, and the keep policy removes old
+    versions.
+    """
 
     def __init__(self, campaign: OpenCampaign, tracker: Tracker | None, warn: Callable[[str], None]) -> None:
         self._record = campaign.record

@@ -1,7 +1,7 @@
 """Where an agent's stages run, and how agents that share a GPU take turns.
 
-A turn ends the process of the agent that used the GPU before. Only the end of a process frees everything that it held on the device:
-weights, optimizer, caches, the CUDA context and the engines it has started.
+A turn ends the process of the agent that used the GPU before. Only the end of a process frees everything that it held
+on the device: weights, optimizer, caches, the CUDA context and the engines it has started.
 """
 
 import threading
@@ -61,7 +61,9 @@ class Turn:
 
 
 def turns_of(config: CampaignConfig) -> dict[str, Turn]:
-    """One turn for all agents whose GPUs overlap, directly or through others; an agent that shares with nobody has none."""
+    """One turn for all agents whose GPUs overlap, directly or through others; an agent that shares with nobody has
+    none.
+    """
     used = {name: gpus_of(agent, config.generation(name).engine) for name, agent in config.agents.items()}
     turns: dict[str, Turn] = {}
     for name in used:
@@ -75,7 +77,9 @@ def turns_of(config: CampaignConfig) -> dict[str, Turn]:
 
 
 def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None) -> frozenset[int]:
-    """Numbers of the machine's GPUs that an agent uses: those it is assigned, else those that its device and engine name."""
+    """Numbers of the machine's GPUs that an agent uses: those it is assigned, else those that its device and engine
+    name.
+    """
     if agent.gpus:
         return frozenset(agent.gpus)
     count = count_gpus() if machine is None else machine

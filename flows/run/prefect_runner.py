@@ -1,7 +1,7 @@
 """The campaign as a Prefect flow: one flow per campaign, a task per stage that has to run.
 
-Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: a lookup costs a millisecond, a task run
-twenty.
+Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: a lookup costs a
+millisecond, a task run twenty.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,10 @@ def run_as_flow(
 
 @dataclass
 class InTask:
-    """A call under way as a Prefect task. The store is the truth: where Prefect loses the run, the call runs without it."""
+    """A call under way as a Prefect task.
+
+    The store is the truth: where Prefect loses the run, the call runs without it.
+    """
 
     call: StageCall
     future: PrefectFuture[Outcome]

@@ -1,8 +1,8 @@
 """Runners take a campaign's stage calls: they look each one up, run what is missing, and tell the listeners.
 
-A call whose artifact exists is answered at once. Where a stage needs files that are no longer there (evicted by a keep policy, or damaged
-since), the stages that made them run again first. How calls are scheduled is the business of a subclass: one after the other, in threads,
-or as Prefect tasks (``prefect_runner.py``).
+A call whose artifact exists is answered at once. Where a stage needs files that are no longer there (evicted by a keep
+policy, or damaged since), the stages that made them run again first. How calls are scheduled is the business of a
+subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,8 @@ from hacrl_core.errors import HacrlError, InputGoneError, StageError
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall
 
-# Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve another.
+# Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
+# another.
 THREADS = 256
 
 
@@ -60,7 +61,10 @@ class Done:
 
 @dataclass
 class Replay:
-    """Answers calls from the store alone; the first one that is missing raises ``CacheMiss``. Needs neither Prefect nor torch."""
+    """Answers calls from the store alone; the first one that is missing raises ``CacheMiss``.
+
+    Needs neither Prefect nor torch.
+    """
 
     store: Store
     record: Record
@@ -161,7 +165,9 @@ class StageRunner(ABC):
             return self._executor.run(replace(bound, inputs={**bound.artifacts, **restored}), self.listener)
 
     def _restore_inputs(self, call: StageCall) -> dict[str, ArtifactRef]:
-        """Run again what made the inputs that are gone, and before it what made *its* inputs, back to files that are there."""
+        """Run again what made the inputs that are gone, and before it what made *its* inputs, back to files that are
+        there.
+        """
         makers: dict[str, tuple[StageCall, str]] = {}
         waiting = [call]
         while waiting:  # a loop and no recursion: a chain of versions may be thousands long

@@ -1,4 +1,6 @@
-"""The one harness in which stages run: for ``hacrl run``, for a deployment, for the cell of a sweep and for ``hacrl eval``."""
+"""The one harness in which stages run: for ``hacrl run``, for a deployment, for the cell of a sweep and for ``hacrl
+eval``.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM: the first asks for a clean end, the second ends at once.
 
-A signal becomes an exception in the main thread, so that everything that is open is closed on the way out: workers and their children, the
-Prefect server, the runs in MLflow. What the campaign has finished is in the store already; there is nothing to save.
+A signal becomes an exception in the main thread, so that everything that is open is closed on the way out: workers and
+their children, the Prefect server, the runs in MLflow. What the campaign has finished is in the store already; there is
+nothing to save.
 """
 
 import multiprocessing
@@ -35,8 +36,8 @@ class Stop(KeyboardInterrupt):
 def raise_on_signals() -> Iterator[None]:
     """Raise ``Stop`` in the main thread when SIGINT or SIGTERM arrives inside.
 
-    A handler that was installed before is called first: Prefect has one around flows and must see the signal. A signal that is ignored
-    stays ignored: a background job of a shell does not end with Ctrl-C.
+    A handler that was installed before is called first: Prefect has one around flows and must see the signal. A signal
+    that is ignored stays ignored: a background job of a shell does not end with Ctrl-C.
     """
     before: dict[int, Any] = {}
     stopping = False
@@ -65,7 +66,10 @@ def raise_on_signals() -> Iterator[None]:
 
 
 def end_at_once(number: int) -> None:
-    """Exit without clean-up, except for the screen. Children watch their parent and end with it; the next run removes their folders."""
+    """Exit without clean-up, except for the screen.
+
+    Children watch their parent and end with it; the next run removes their folders.
+    """
     for child in multiprocessing.active_children():
         child.kill()
     cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live display may have hidden it
@@ -76,8 +80,8 @@ def end_at_once(number: int) -> None:
 def die_with_parent(parent: int) -> None:
     """End this process soon after its parent is gone.
 
-    A thread of our own polls for it. Linux can send a signal, but when the parent's *thread* ends, and workers are started by threads that
-    come and go.
+    A thread of our own polls for it. Linux can send a signal, but when the parent's *thread* ends, and workers are
+    started by threads that come and go.
     """
 
     def watch() -> None:

@@ -76,7 +76,9 @@ class Worker:
         self._closed = False
 
     def run(self, call: StageCall | Task, listener: Listener) -> Any:
-        """Have the process run a bound stage call (or a task) and return its outcome; the listener hears of its progress."""
+        """Have the process run a bound stage call (or a task) and return its outcome; the listener hears of its
+        progress.
+        """
         with self._busy, self._turn.taken_by(self) if self._turn else nullcontext():
             pipe = self._start(call)
             self._exchange(call, lambda: pipe.send(call))
@@ -112,7 +114,8 @@ class Worker:
             if self._closed:
                 raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
             raise WorkerDied(
-                f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory ran out"
+                f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory "
+                "ran out"
             ) from problem
 
     def _wait_for_close(self, seconds: float) -> None:
@@ -179,7 +182,9 @@ class Worker:
 
 
 def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
-    """All at once: each closes what it has started, a vLLM engine or verifiers, and is killed where that takes too long."""
+    """All at once: each closes what it has started, a vLLM engine or verifiers, and is killed where that takes too
+    long.
+    """
     asked = list(workers)
     for worker in asked:
         worker.ask_to_stop(now=now)
@@ -190,7 +195,9 @@ def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Start a process inside with SIGINT blocked until it ignores the signal; a Ctrl-C during its imports would print a traceback."""
+    """Start a process inside with SIGINT blocked until it ignores the signal; a Ctrl-C during its imports would print a
+    traceback.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -205,7 +212,9 @@ def _reason(code: int | None) -> str:
 
 
 def _forward_output(context: Any, name: str, output: Callable[[str, str], None]) -> Connection:
-    """A pipe for all that the process and its children print; a thread hands it on line by line until the last of them is gone."""
+    """A pipe for all that the process and its children print; a thread hands it on line by line until the last of them
+    is gone.
+    """
     ours, theirs = context.Pipe(duplex=False)
 
     def read() -> None:

@@ -1,7 +1,8 @@
 """The cells of a sweep as jobs: in which order they run, how a process runs one, and how a finished one is recognised.
 
-First versions are jobs of their own, since several cells need the same one and a warm start is long: cells side by side would wait for one
-another. Those of the next seed come a little before the last cells of this one, so that no process waits for them.
+First versions are jobs of their own, since several cells need the same one and a warm start is long: cells side by side
+would wait for one another. Those of the next seed come a little before the last cells of this one, so that no process
+waits for them.
 """
 
 import json
@@ -92,14 +93,16 @@ def order_jobs(cells: Sequence[Cell], campaigns: Path, concurrency: int) -> list
 
 
 def mark_finished(job: Job, entries: Sequence[Entry], sources: Mapping[str, Any]) -> None:
-    """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell consists of."""
+    """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell
+    consists of.
+    """
     mark = {**fingerprint(job.config, sources), "entries": [asdict(entry) for entry in entries]}
     _write(job.folder / MARK, mark)
     (job.folder / FAILED).unlink(missing_ok=True)
 
 
 def mark_failed(job: Job, why: str) -> None:
-    """A cell that ended in an error says so in every report: leaving it out without a word would favour what survives."""
+    """A cell that ended in an error says so in every report: leaving it out would favour the cells that survive."""
     job.folder.mkdir(parents=True, exist_ok=True)
     _write(job.folder / FAILED, {"why": why.partition("\n")[0]})
 
@@ -119,7 +122,9 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
-    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every artifact is there."""
+    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every
+    artifact is there.
+    """
     try:
         mark = json.loads((job.folder / MARK).read_text())
         entries = [Entry(**raw) for raw in mark.pop("entries")]
@@ -132,7 +137,9 @@ def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
 
 
 def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
-    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the stages."""
+    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the
+    stages.
+    """
     settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
     return {
         "settings": digest_of(settings),
@@ -156,7 +163,7 @@ def _sources_now(config: CampaignConfig) -> dict[str, Any]:
     return _known_sources[asked]
 
 
-# -- running a job -------------------------------------------------------------------------------------------------------
+# -- running a job ---------------------------------------------------------------------------------------------------
 
 # How long a cell waits for a process of a killed sweep to notice that it is orphaned and to release the cell's record.
 ORPHAN_SECONDS = 30.0
@@ -204,7 +211,8 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         kind: type[StageRunner] = InlineRunner
         executor = InProcessExecutor(store, context, placements_of(config))
         if any(agent.gpus for agent in config.agents.values()):
-            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``.
+            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl
+            # run``.
             kind = ThreadRunner
             executor = ProcessExecutor(config, store)
         heard = Listeners(listener, _Collect(store, record, context))

@@ -1,4 +1,7 @@
-"""Runs a sweep: plan, then cells side by side in long-lived processes, then the report. Whatever is finished is not run again."""
+"""Runs a sweep: plan, then cells side by side in long-lived processes, then the report.
+
+Whatever is finished is not run again.
+"""
 
 import os
 import queue
@@ -121,7 +124,8 @@ def _run(
         if job.origin is None:
             tracker.replay(cells[job.label])
             console.print(
-                f"cell {done}/{len(todo)}  {job.label}  {tally.ran} stages ran, {tally.cached} shared  {tally.seconds:.0f} s"
+                f"cell {done}/{len(todo)}  {job.label}  {tally.ran} stages ran, {tally.cached} shared  "
+                f"{tally.seconds:.0f} s"
                 f"  about {clock(left)} left",
                 highlight=False,
                 soft_wrap=True,
@@ -257,10 +261,13 @@ def execute_with_threads(work: Work, home: Home) -> None:
 def show_plan(console: Console, sweep: Sweep, plan: Plan) -> None:
     variants, seeds = len(sweep.variants), len(sweep.config.seeds)
     lines = [
-        f"sweep {sweep.config.name}: {variants} variants × {seeds} seeds = {plan.cells} cells, {plan.finished} finished",
-        f"  stages    {plan.calls:>10,} in unfinished cells: {plan.to_run:,} to run, {plan.shared:,} shared between cells, "
+        f"sweep {sweep.config.name}: {variants} variants × {seeds} seeds = {plan.cells} cells, {plan.finished} "
+        "finished",
+        f"  stages    {plan.calls:>10,} in unfinished cells: {plan.to_run:,} to run, {plan.shared:,} shared between "
+        "cells, "
         f"{plan.stored:,} in the store",
-        f"  rollouts  {plan.rollouts:>10,} in unfinished cells: {plan.rollouts_to_run:,} to sample, {plan.rollouts_shared:,} shared, "
+        f"  rollouts  {plan.rollouts:>10,} in unfinished cells: {plan.rollouts_to_run:,} to sample, "
+        f"{plan.rollouts_shared:,} shared, "
         f"{plan.rollouts_stored:,} in the store",
     ]
     if plan.to_run:
@@ -273,7 +280,8 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     plan, tally = outcome.plan, outcome.tally
     console.print(
         f"{tally.ran:,} stages ran ({plan.to_run:,} planned), {tally.cached:,} were shared or in the store; "
-        f"{tally.rollouts_sampled:,} rollouts of {tally.tokens_sampled:,} tokens sampled ({plan.rollouts_to_run:,} rollouts planned); "
+        f"{tally.rollouts_sampled:,} rollouts of {tally.tokens_sampled:,} tokens sampled ({plan.rollouts_to_run:,} "
+        "rollouts planned); "
         f"{clock(tally.seconds)} of work",
         highlight=False,
         soft_wrap=True,

@@ -69,7 +69,8 @@ def compare(method_S: Sequence[float], baseline_S: Sequence[float], level: float
 
 
 def bootstrap_interval(values_S: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
-    """Return the expanded percentile bootstrap of the mean (Hesterberg 2015); the plain one is too narrow for few seeds.
+    """Return the expanded percentile bootstrap of the mean (Hesterberg 2015); the plain one is too narrow for few
+    seeds.
 
     It takes the percentiles at Φ(±√(n/(n−1))·t), which compensates for the spread that resampling n values loses and
     for estimating it. One value has no interval: both ends are infinite.

@@ -17,7 +17,10 @@ class Engine:
 
 
 def test_a_stage_context_needs_no_torch():
-    code = "import sys, stages.spec; stages.spec.Context().warm.close(); print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, stages.spec; stages.spec.Context().warm.close(); "
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
