@@ -47,7 +47,8 @@ def run_as_flow(
     @flow(
         name="campaign",
         flow_run_name=f"{config.name} to iteration {config.iterations}",
-        task_runner=ThreadPoolTaskRunner[Any](max_workers=THREADS),
+        # Prefect's types disagree: the runner's kind of future is not the decorator's.
+        task_runner=ThreadPoolTaskRunner(max_workers=THREADS),  # type: ignore[arg-type]
         persist_result=False,
     )
     def campaign_flow(config: dict[str, Any], home: str) -> T:

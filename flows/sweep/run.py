@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -217,7 +216,8 @@ def _run_as_flow(work: Work) -> None:
     @flow(
         name="sweep",
         flow_run_name=f"{work.name} ({len(work.jobs)} jobs)",
-        task_runner=ThreadPoolTaskRunner[Any](max_workers=work.concurrency),
+        # Prefect's types disagree: the runner's kind of future is not the decorator's.
+        task_runner=ThreadPoolTaskRunner(max_workers=work.concurrency),  # type: ignore[arg-type]
         persist_result=False,
     )
     def sweep(jobs: int) -> None:

@@ -200,7 +200,7 @@ def _cpu_cache_bytes(args: Any, memory_share: float) -> int:
 
     Left alone, vLLM takes the share of all memory for itself, so the second agent on a machine would find none.
     """
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     config = args.create_engine_config()
     model = config.model_config
