@@ -1,6 +1,6 @@
-"""Watches the campaign's numbers: collapsing rewards, and updates that were skipped.
+"""Watches a campaign's rewards for a collapse, and its updates for skipped ones.
 
-The update stage itself refuses what is not finite.
+The update stage itself refuses numbers that are not finite.
 """
 
 import threading
@@ -15,10 +15,7 @@ from stages.spec import Outcome, StageCall
 
 
 class Watch:
-    """Hears of every stage, run or found in the store; may refuse an update before it is made.
-
-    Called from several threads.
-    """
+    """Sees every stage, run or found in the store; may refuse an update before it runs. Used from several threads."""
 
     def __init__(
         self, settings: DivergenceConfig | None = None, warn: Callable[[str], None] = lambda message: None
@@ -29,6 +26,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def after(self, call: StageCall, outcome: Outcome) -> None:
+        """Note the reward of a finished stage; refuse an update that was skipped before and may not be skipped now."""
         if call.stage == "verify" and call.iteration is not None:
             with self._lock:
                 self._rewards[call.agent][call.iteration] = outcome.metrics["verify/reward_mean"]
@@ -44,7 +42,7 @@ class Watch:
             )
 
     def before(self, call: StageCall) -> None:
-        """An update is about to run; the rewards of its iteration are known, since it learns from them."""
+        """Before an update runs, warn or refuse if the rewards that it learns from have collapsed."""
         if call.stage != "update" or call.iteration is None or self._settings.collapse is None:
             return
         with self._lock:

@@ -1,7 +1,7 @@
-"""How far a run of a campaign goes when it is asked for so many iterations *more*.
+"""How far a run of a campaign goes when it is asked for so many *more* iterations.
 
-The goal is fixed when the run begins, and kept in the campaign's folder: a run that was cut off and is started again
-(the same command, or Prefect's retry of the same flow run) finishes its own goal and adds nothing. A new run counts
+The goal is fixed when the run begins and kept in the campaign's folder. A run that was cut off and is started again, by
+the same command or by Prefect's retry of the same flow run, finishes its own goal and adds nothing. A new run counts
 from the last complete iteration.
 """
 
@@ -27,6 +27,8 @@ TERMINAL = "terminal"
 
 @dataclass(frozen=True)
 class Goal:
+    """The number of iterations that a run is to reach."""
+
     run: str  # a Prefect flow run's id, or TERMINAL
     more: int
     iterations: int
@@ -35,15 +37,12 @@ class Goal:
 def with_goal(
     config: CampaignConfig, home: Home, more: int, say: Callable[[str], None], run: str = TERMINAL
 ) -> CampaignConfig:
-    """Return the campaign with ``more`` iterations beyond what is complete, or with the goal this run set before."""
+    """Return the campaign with ``more`` iterations beyond the complete ones, or with the goal of a run cut off."""
     done, path = complete_iterations(config, home), home.campaign(config.name) / "goal.json"
     last = _read(path)
     if last is not None and (last.run, last.more) == (run, more) and last.iterations > done:
         goal = last
-        say(
-            f"campaign {config.name}: {done} iterations are complete, going on to {goal.iterations} as this run set "
-            "out to"
-        )
+        say(f"campaign {config.name}: {done} iterations are complete, going on to this run's goal of {goal.iterations}")
     else:
         goal = Goal(run, more, done + more)
         say(f"campaign {config.name}: {done} iterations are complete, {more} more to {goal.iterations}")
@@ -52,10 +51,7 @@ def with_goal(
 
 
 def complete_iterations(config: CampaignConfig, home: Home) -> int:
-    """Iterations of the campaign's record whose artifacts are all in the store *under these settings*.
-
-    Evaluations do not count.
-    """
+    """Count the iterations whose artifacts are all in the store *under these settings*, evaluations aside."""
     updates = [entry for entry in read_entries(home.campaign(config.name)) if entry.stage == "update"]
     last = max((entry.iteration for entry in updates if entry.iteration is not None), default=-1)
     recorded = config.model_copy(update={"iterations": last + 1})
@@ -77,7 +73,7 @@ class _NotLookedUp:
 
 @dataclass
 class _Count:
-    """Walks the campaign through the store and counts; the first gap ends it."""
+    """A runner that looks calls up and counts iterations; the first gap ends the walk."""
 
     store: Store
     done: int = 0

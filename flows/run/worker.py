@@ -129,6 +129,7 @@ class Worker:
         self.wait_until_stopped(STOP_SECONDS)
 
     def ask_to_stop(self, *, now: bool) -> None:
+        """Refuse further calls and tell the process to end: at once, or when it is idle."""
         with self._starting:
             self._closed = True
             process, pipe = self._process, self._pipe
@@ -140,6 +141,7 @@ class Worker:
             pipe.close()  # an idle worker ends at the end of its pipe
 
     def wait_until_stopped(self, seconds: float) -> None:
+        """Wait so long for the process to end; kill it after that."""
         process = self._process
         if process is not None:
             process.join(timeout=max(0.0, seconds))
@@ -182,8 +184,9 @@ class Worker:
 
 
 def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
-    """All at once: each closes what it has started, a vLLM engine or verifiers, and is killed where that takes too
-    long.
+    """End several workers at the same time.
+
+    Each closes what it has started, a vLLM engine or verifiers, and is killed if that takes too long.
     """
     asked = list(workers)
     for worker in asked:

@@ -97,42 +97,10 @@ def _run(
     execute: Execute,
     pool: "Pool",
 ) -> None:
-    cells = {cell.label: cell for cell in todo}
     jobs = order_jobs(todo, home.campaigns, sweep.config.concurrency)
-    lock, begun, done = threading.Lock(), time.monotonic(), 0
-    listener = _Warnings(console)
-
-    def perform(job: Job) -> Tally:
-        nonlocal done
-        try:
-            tally = pool.run(job, listener, retries=job.config.runtime.retries)
-        except Stopped:
-            raise
-        except HacrlError as problem:
-            with lock:
-                outcome.failures[job.label] = problem
-            if job.origin is None:
-                mark_failed(job, str(problem))
-            warn(console, f"{job.label}: {problem}")
-            raise
-        with lock:
-            outcome.tally += tally
-            outcome.failures.pop(job.label, None)  # it failed, and was tried again without Prefect
-            done += job.origin is None
-            left = (time.monotonic() - begun) / max(done, 1) * (len(todo) - done)
-        if job.origin is None:
-            tracker.replay(cells[job.label])
-            console.print(
-                f"cell {done}/{len(todo)}  {job.label}  {tally.ran} stages ran, {tally.cached} shared  "
-                f"{tally.seconds:.0f} s"
-                f"  about {clock(left)} left",
-                highlight=False,
-                soft_wrap=True,
-            )
-        return tally
-
+    performer = _Performer(console, todo, outcome, tracker, pool)
+    work = Work(sweep.config.name, jobs, sweep.config.concurrency, performer.perform, lambda: pool.stop(now=True))
     complete = False
-    work = Work(sweep.config.name, jobs, sweep.config.concurrency, perform, lambda: pool.stop(now=True))
     try:
         execute(work, home)
         complete = True
@@ -141,6 +109,55 @@ def _run(
     for cell in todo:
         if cell.label not in outcome.failures and finished_entries(_job(cell, home), home.store) is None:
             outcome.failures[cell.label] = HacrlError("ended without a result; the same command again runs it")
+
+
+class _Performer:
+    """Has the pool run jobs, adds up what they did, and shows each finished cell. Used from several threads."""
+
+    def __init__(
+        self, console: Console, todo: Sequence[Cell], outcome: Outcome, tracker: SweepTracker, pool: "Pool"
+    ) -> None:
+        self._console = console
+        self._cells = {cell.label: cell for cell in todo}
+        self._outcome = outcome
+        self._tracker = tracker
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._done = 0
+
+    def perform(self, job: Job) -> Tally:
+        """Run one job; an error is kept in the outcome and raised."""
+        try:
+            tally = self._pool.run(job, _Warnings(self._console), retries=job.config.runtime.retries)
+        except Stopped:
+            raise
+        except HacrlError as problem:
+            with self._lock:
+                self._outcome.failures[job.label] = problem
+            if job.origin is None:
+                mark_failed(job, str(problem))
+            warn(self._console, f"{job.label}: {problem}")
+            raise
+        with self._lock:
+            self._outcome.tally += tally
+            # A job that failed may have been tried again without Prefect.
+            self._outcome.failures.pop(job.label, None)
+            self._done += job.origin is None
+        if job.origin is None:
+            self._show(job, tally)
+        return tally
+
+    def _show(self, job: Job, tally: Tally) -> None:
+        self._tracker.replay(self._cells[job.label])
+        total = len(self._cells)
+        left = (time.monotonic() - self._begun) / max(self._done, 1) * (total - self._done)
+        self._console.print(
+            f"cell {self._done}/{total}  {job.label}  {tally.ran} stages ran, {tally.cached} shared  "
+            f"{tally.seconds:.0f} s  about {clock(left)} left",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 class _Warnings(Listener):
