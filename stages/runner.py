@@ -23,8 +23,9 @@ from stages.spec import Context, Metrics, Outcome, OutFolder, StageCall, find_st
 
 
 def lookup(store: Store, call: StageCall) -> Outcome | None:
-    """The call's artifact where it exists already; one whose files were collected does, unless the call is to restore
-    them.
+    """Return the outcome of a bound call whose artifact exists, else None.
+
+    An artifact whose files were collected counts as existing, unless the call is to restore them.
     """
     identity = find_stage(call.stage).identity(call)
     ref = store.lookup(identity, collected=not call.restore)
@@ -86,9 +87,7 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
 
 
 def remove_leftovers(store: Store) -> None:
-    """Remove what processes that were killed left behind: staging folders, lock files, shards of what is published by
-    now.
-    """
+    """Remove what killed processes left: staging folders, lock files, and shards of artifacts that exist by now."""
     store.remove_stale_staging()
     for left in (store.root / "partial").glob("*"):
         if next((store.root / "objects").glob(f"*/{left.name}/{MANIFEST}"), None) is not None:

@@ -93,6 +93,7 @@ class OutFolder:
     def write(
         self, schema: TableSchema, columns: Mapping[str, Sequence[Any]], *, name: str = "", measured: bool = False
     ) -> None:
+        """Write a table of this schema. A ``measured`` one holds times and the like, which stay out of the digest."""
         file = f"{name or schema.name}.parquet"
         rows = write_table(self.path / file, schema, columns)
         self.tables[file] = (schema.tag, rows, measured)
@@ -112,15 +113,18 @@ class Context:
 
 @dataclass(frozen=True)
 class Result:
+    """What a stage's function returns beside the files that it wrote."""
+
     metrics: Metrics
     details: dict[str, Any] = field(default_factory=dict)
-    published: Callable[[ArtifactRef], None] | None = (
-        None  # told where the artifact lies once it does; keeps things warm
-    )
+    # Called with the artifact once it is published: what was just trained can be kept warm under its digest.
+    published: Callable[[ArtifactRef], None] | None = None
 
 
 @dataclass(frozen=True)
 class Stage:
+    """A stage: raise its version when the same inputs would give another artifact."""
+
     name: str
     version: int
     config: type[StrictConfig]
@@ -142,6 +146,7 @@ class Stage:
 
 
 def find_stage(name: str) -> Stage:
+    """Import the stage of this name."""
     stage: Stage = importlib.import_module(f"stages.{name}").STAGE
     return stage
 
