@@ -91,9 +91,7 @@ def previous_credit(config: CampaignConfig, state: State, learner: str, iteratio
 
 
 def evaluate(config: CampaignConfig, calls: StageCalls, run: Runner, state: State, iteration: int) -> None:
-    """Submit the benchmarks that are due after ``iteration`` iterations, for agents that take part; nothing waits for
-    them.
-    """
+    """Submit the benchmarks due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
     for agent, settings in config.agents.items():
         last = min(settings.leaves or config.iterations, config.iterations)
         for benchmark in config.evaluate.due(iteration, last, settings.joins):

@@ -237,9 +237,7 @@ class _Counter(Listener):
 
 
 class _AfterIteration(Listener):
-    """After each iteration: what has finished goes to MLflow in one batch per run, and the keep policy removes old
-    versions.
-    """
+    """After each iteration, sends what has finished to MLflow and removes old versions by the keep policy."""
 
     def __init__(self, campaign: OpenCampaign, tracker: Tracker | None, warn: Callable[[str], None]) -> None:
         self._record = campaign.record

@@ -61,9 +61,7 @@ class Turn:
 
 
 def turns_of(config: CampaignConfig) -> dict[str, Turn]:
-    """One turn for all agents whose GPUs overlap, directly or through others; an agent that shares with nobody has
-    none.
-    """
+    """Return one turn for all agents whose GPUs overlap, directly or through others; agents that share none have none."""
     used = {name: gpus_of(agent, config.generation(name).engine) for name, agent in config.agents.items()}
     turns: dict[str, Turn] = {}
     for name in used:
@@ -77,9 +75,7 @@ def turns_of(config: CampaignConfig) -> dict[str, Turn]:
 
 
 def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None) -> frozenset[int]:
-    """Numbers of the machine's GPUs that an agent uses: those it is assigned, else those that its device and engine
-    name.
-    """
+    """Return the numbers of the GPUs that an agent uses: its own, else those that its device and engine name."""
     if agent.gpus:
         return frozenset(agent.gpus)
     count = count_gpus() if machine is None else machine

@@ -165,9 +165,7 @@ class StageRunner(ABC):
             return self._executor.run(replace(bound, inputs={**bound.artifacts, **restored}), self.listener)
 
     def _restore_inputs(self, call: StageCall) -> dict[str, ArtifactRef]:
-        """Run again what made the inputs that are gone, and before it what made *its* inputs, back to files that are
-        there.
-        """
+        """Run again what made the inputs that are gone, and before it what made *its* inputs, as far back as needed."""
         makers: dict[str, tuple[StageCall, str]] = {}
         waiting = [call]
         while waiting:  # a loop and no recursion: a chain of versions may be thousands long

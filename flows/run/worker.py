@@ -76,9 +76,7 @@ class Worker:
         self._closed = False
 
     def run(self, call: StageCall | Task, listener: Listener) -> Any:
-        """Have the process run a bound stage call (or a task) and return its outcome; the listener hears of its
-        progress.
-        """
+        """Have the process run a bound stage call or a task, and return its outcome; the listener hears of progress."""
         with self._busy, self._turn.taken_by(self) if self._turn else nullcontext():
             pipe = self._start(call)
             self._exchange(call, lambda: pipe.send(call))
@@ -198,9 +196,7 @@ def stop_workers(workers: Iterable[Worker], *, now: bool) -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Start a process inside with SIGINT blocked until it ignores the signal; a Ctrl-C during its imports would print a
-    traceback.
-    """
+    """Block SIGINT while a process starts, until it ignores the signal: its imports would end in a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -215,9 +211,7 @@ def _reason(code: int | None) -> str:
 
 
 def _forward_output(context: Any, name: str, output: Callable[[str, str], None]) -> Connection:
-    """A pipe for all that the process and its children print; a thread hands it on line by line until the last of them
-    is gone.
-    """
+    """Return a pipe for what the process and its children print; a thread forwards it line by line."""
     ours, theirs = context.Pipe(duplex=False)
 
     def read() -> None:
