@@ -61,7 +61,7 @@ class Turn:
 
 
 def turns_of(config: CampaignConfig) -> dict[str, Turn]:
-    """Return one turn for all agents whose GPUs overlap, directly or through others; agents that share none have none."""
+    """Return one turn for all agents whose GPUs overlap, also through others; an agent that shares none has none."""
     used = {name: gpus_of(agent, config.generation(name).engine) for name, agent in config.agents.items()}
     turns: dict[str, Turn] = {}
     for name in used:

@@ -93,9 +93,7 @@ def order_jobs(cells: Sequence[Cell], campaigns: Path, concurrency: int) -> list
 
 
 def mark_finished(job: Job, entries: Sequence[Entry], sources: Mapping[str, Any]) -> None:
-    """Beside the record, which also remembers what earlier settings left behind: exactly what the finished cell
-    consists of.
-    """
+    """Write down exactly what the finished cell consists of; its record also remembers earlier settings."""
     mark = {**fingerprint(job.config, sources), "entries": [asdict(entry) for entry in entries]}
     _write(job.folder / MARK, mark)
     (job.folder / FAILED).unlink(missing_ok=True)
@@ -122,9 +120,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
-    """What the cell consists of; None unless it was finished with these settings, data and stage versions and every
-    artifact is there.
-    """
+    """Return what the cell consists of, or None unless it is finished as it is configured now and all is there."""
     try:
         mark = json.loads((job.folder / MARK).read_text())
         entries = [Entry(**raw) for raw in mark.pop("entries")]
@@ -137,9 +133,7 @@ def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
 
 
 def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
-    """What decides whether a finished cell is still the cell: its settings, the data behind them, the versions of the
-    stages.
-    """
+    """Return what decides whether a finished cell is still the cell: settings, data and stage versions."""
     settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
     return {
         "settings": digest_of(settings),

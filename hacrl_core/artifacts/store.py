@@ -138,9 +138,7 @@ class Store:
         return exclusive(self.root / "locks" / f"{key}.lock", on_wait)
 
     def stage_folder(self, key: str) -> Path:
-        """Make a fresh folder to work in, and remove what a dead process left under this key: the caller holds its
-        lock.
-        """
+        """Make a fresh folder to work in and remove what a dead process left under this key, whose lock is held."""
         staging = self.root / "staging"
         staging.mkdir(parents=True, exist_ok=True)
         for left in staging.glob(f"{key}.*"):
