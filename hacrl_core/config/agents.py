@@ -11,7 +11,7 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attenti
 
 
 class CheckpointConfig(StrictConfig):
-    """An existing model: a folder, a hub id, or a GGUF file in either. A digest identifies its files, not their path."""
+    """An existing model: a folder, a hub id, or a GGUF file in either. A digest identifies it, not its path."""
 
     path: Annotated[str, NotIdentity] = Field(
         min_length=1,
