@@ -151,6 +151,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
     """Run the campaign's missing stages; by default each agent's in a process of its own."""
     counter = _Counter()
     campaign.record.begin_pass()
+    campaign.display.begin_pass()
     try:
         with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
             shown = Listeners(campaign.display, campaign.log)

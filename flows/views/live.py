@@ -75,6 +75,11 @@ class Display(Listener):
 
     # -- events ----------------------------------------------------------------------------------------------------
 
+    def begin_pass(self) -> None:
+        """Forget the agents' rewards: the campaign is walked again from its beginning."""
+        with self._lock:
+            self._rows = {agent: _AgentRow() for agent in self._config.agents}
+
     def stage_started(self, call: StageCall, why: list[str]) -> None:
         """Show the stage in its agent's row, and print what changed since it ran last."""
         if call.agent in self._rows:
@@ -115,7 +120,9 @@ class Display(Listener):
             row.accuracy = outcome.metrics.get(f"evaluate/{call.variant}/accuracy", row.accuracy)
 
     def iteration_finished(self, iteration: int) -> None:
-        """Count the iteration; outside a terminal, print a line."""
+        """Count the iteration; outside a terminal, print a line. A second pass over the campaign repeats none."""
+        if iteration < self._iteration:
+            return
         self._iteration = iteration + 1
         if self._first is None and self._ran > 0:
             self._first = (self._iteration, time.monotonic())
