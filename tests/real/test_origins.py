@@ -166,7 +166,7 @@ def test_attention_is_chosen_or_refused_in_one_line(checkpoint):
     folder = checkpoint()
     assert load_agent(folder, attention="eager").model.config._attn_implementation == "eager"
     assert load_agent(folder).model.config._attn_implementation == "sdpa"
-    with pytest.raises(EngineError, match="attention flash_attention_2 is not to be had here"):
+    with pytest.raises(EngineError, match="attention flash_attention_2 is not available here"):
         load_agent(folder, attention="flash_attention_2")
 
 
