@@ -116,7 +116,7 @@ def _commit() -> str:
 @cache
 def _packages() -> dict[str, str]:
     found = {}
-    for name in ("hacrl", "torch", "transformers", "pyarrow", "math-verify", "numpy"):
+    for name in ("hacrl", "torch", "transformers", "pyarrow", "math-verify", "numpy", "triton"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -36,6 +36,7 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: ScoreSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     """Compute the log-probs of everybody's responses under the learner."""
+    from hacrl_core.learning.fused import kernel_metrics
     from hacrl_core.learning.scoring import score_sequences
     from hacrl_core.learning.sequences import TrainSequence
 
@@ -71,6 +72,7 @@ def run(
     columns["mean_logprob"] = [float(np.mean(values, dtype=np.float64)) for values in logprobs]
     out.write(SCORES, columns)
     metrics = _metrics(config, rows, scorable, columns, logprobs, len(distinct))
+    metrics |= kernel_metrics("reference" if config.is_reference else "score", agent.device)
     if metrics.get("score/sampling_mismatch_mean", 0.0) > config.mismatch_warning:
         context.warn(
             f"score {config.learner} #{config.iteration}: sampling and scoring log-probs differ by "

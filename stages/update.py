@@ -46,6 +46,7 @@ def run(
 ) -> Result:
     """Train the learner on the iteration's responses and publish its next version."""
     from hacrl_core.agents.checkpoints import has_optimizer
+    from hacrl_core.learning.fused import kernel_metrics
     from hacrl_core.learning.learner import Learner
     from hacrl_core.learning.trainer import Trainer
     from hacrl_core.warm import give_back_memory
@@ -75,6 +76,7 @@ def run(
             raise
         context.warn(f"{str(problem).partition(';')[0]}; the update is skipped and the version stays as it was")
         return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
+    metrics |= kernel_metrics("update", agent.device)
     trainer.save(out.path)
     metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())

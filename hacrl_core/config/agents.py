@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from hacrl_core.config.base import NotIdentity, StrictConfig
+from hacrl_core.config.base import Device, NotIdentity, StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"]
@@ -67,9 +67,9 @@ class AgentConfig(StrictConfig):
         "alpha: 32}.",
     )
 
-    device: str = Field(
+    device: Device = Field(
         "auto",
-        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="Where it scores and learns: 'auto' takes a GPU if there is one; or cpu, cuda, cuda:1 (counted "
         "among `gpus`).",
     )

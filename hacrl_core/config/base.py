@@ -8,9 +8,9 @@ says so where it is declared, once::
 """
 
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class _Marker(Enum):
@@ -22,6 +22,16 @@ class _Marker(Enum):
 NotIdentity = _Marker.NOT_IDENTITY
 # The field was added after artifacts without it had been made. Leaving its default out keeps their keys valid.
 IdentityUnlessDefault = _Marker.IDENTITY_UNLESS_DEFAULT
+
+
+def _with_float64(device: Any) -> Any:
+    if device == "mps":
+        raise ValueError("mps has no float64, which sampling, ratios and the loss are computed in; set device: cpu")
+    return device
+
+
+# A name of torch's for the device that an agent runs on.
+Device = Annotated[str, BeforeValidator(_with_float64)]
 
 
 class StrictModel(BaseModel):

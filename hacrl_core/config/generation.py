@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from hacrl_core.config.base import NotIdentity, StrictConfig
+from hacrl_core.config.base import Device, NotIdentity, StrictConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -14,7 +14,7 @@ class BuiltinEngineConfig(StrictConfig):
 
     kind: Literal["builtin"] = "builtin"
     dtype: Dtype = Field(default="float32", description="Precision of the weights and the KV cache while sampling.")
-    device: Annotated[str, NotIdentity] = Field(
+    device: Annotated[Device, NotIdentity] = Field(
         default="auto", description="'auto' takes the first GPU where there is one; or 'cpu', 'cuda', 'cuda:1'."
     )
     fast_path: Annotated[bool, NotIdentity] = Field(

@@ -9,6 +9,7 @@ from hacrl_core.learning.fused.linear_loss import (
     fused_pass,
     plan_chunks,
 )
+from hacrl_core.learning.fused.rowwise import kernel_metrics
 
 __all__ = [
     "Gradients",
@@ -18,6 +19,7 @@ __all__ = [
     "fused_linear_loss",
     "fused_pass",
     "hidden_states",
+    "kernel_metrics",
     "plan_chunks",
     "read_head",
 ]

@@ -6,30 +6,60 @@ and does not depend on the loss: the loss enters as one factor per row, which th
 operands of the next two products. So the logits are overwritten once, before the loss is known.
 """
 
-import functools
 import importlib.util
+import logging
 
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 BLOCK_ELEMENTS = 1 << 19  # 2 MB of float32: the passes over a block of rows stay in the cache
+
+# Why Triton is not used on CUDA in this process; None: it is used, or nobody has asked yet.
+_refusal: str | None = None
 
 
 def negative_gradient_(
     logits_RV: Tensor, targets_R: Tensor, *, amplitude: float | None = None, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Overwrite ``logits_RV`` with −∂log p/∂logits; return the log-probs and, if asked, the entropies of the rows."""
-    if logits_RV.is_cuda and logits_RV.dtype == torch.float32 and triton_available():
+    """Overwrite ``logits_RV`` with −∂log p/∂logits; return the log-probs and, if asked, the entropies of the rows.
+
+    On CUDA a Triton kernel does it. Where that cannot be compiled or launched, nothing has been overwritten, and torch
+    does the same work from then on; one warning says why.
+    """
+    if logits_RV.is_cuda and logits_RV.dtype == torch.float32 and uses_triton(logits_RV.device):
         from hacrl_core.learning.fused.triton_rowwise import negative_gradient_triton_
 
-        return negative_gradient_triton_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
+        try:
+            return negative_gradient_triton_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            _refuse(f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}")
     return negative_gradient_torch_(logits_RV, targets_R, amplitude=amplitude, entropy=entropy)
 
 
-@functools.cache
-def triton_available() -> bool:
-    """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+def uses_triton(device: torch.device) -> bool:
+    """Whether the Triton kernel does the row-wise work on this device, as far as this process knows by now."""
+    if device.type == "cuda" and _refusal is None and importlib.util.find_spec("triton") is None:
+        _refuse("it is not installed")
+    return device.type == "cuda" and _refusal is None
+
+
+def kernel_metrics(stage: str, device: torch.device) -> dict[str, float]:
+    """Which path did the row-wise work of a stage on CUDA: ``STAGE/fused_triton`` is 1 for Triton, 0 for torch."""
+    return {f"{stage}/fused_triton": float(uses_triton(device))} if device.type == "cuda" else {}
+
+
+def _refuse(why: str) -> None:
+    global _refusal
+    _refusal = why
+    logger.warning(
+        "the fused loss runs without its Triton kernel (%s); torch does the same work, slower and with more memory "
+        "traffic: install the triton that belongs to this torch, and a C compiler, which it needs",
+        why,
+    )
 
 
 def negative_gradient_torch_(

@@ -108,3 +108,9 @@ def test_a_password_does_not_get_into_what_is_shown():
     with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI in the environment instead"):
         TrackingConfig(uri="postgresql+psycopg2://ada:secret@localhost/mlflow")
     assert TrackingConfig(uri="http://127.0.0.1:5000").uri == "http://127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("setting", ["agents.ada.device=mps", "generate.engine={kind: builtin, device: mps}"])
+def test_a_device_without_float64_is_refused_with_the_reason(setting):
+    with pytest.raises(ConfigError, match=r"mps has no float64.*device: cpu"):
+        load(setting)
