@@ -75,7 +75,11 @@ def run(
     generations = _answers(inputs["agent"], problems, config, required_seed("evaluate", seed), context)
     repeated = [problem for problem in problems for _ in range(config.benchmark.samples)]
     verdicts = verify_resumable(
-        [g.text for g in generations], [p.answer for p in repeated], config.verification, context
+        [g.text for g in generations],
+        [p.answer for p in repeated],
+        config.verification,
+        context,
+        truncated=[g.finish_reason == "length" for g in generations],
     )
     columns = _columns(repeated, generations, verdicts, config.benchmark.samples)
     out.write(EVALUATION, columns)

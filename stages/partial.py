@@ -80,6 +80,7 @@ def verify_resumable(
     config: VerifyConfig,
     context: Context,
     *,
+    truncated: Sequence[bool] | None = None,
     token_counts: Sequence[int] | None = None,
 ) -> list[Verdict]:
     """Verify in shards of some seconds each. Verifier errors are not kept: the next run tries those responses again."""
@@ -97,6 +98,7 @@ def verify_resumable(
             [golds[i] for i in part],
             config,
             token_counts=None if token_counts is None else [token_counts[i] for i in part],
+            truncated=None if truncated is None else [truncated[i] for i in part],
             on_progress=_verification_progress(context, len(found), len(responses)),
         )
         seconds = time.perf_counter() - begun

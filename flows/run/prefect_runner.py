@@ -128,7 +128,7 @@ class PrefectRunner(StageRunner):
             task_run_name=f"{self._campaign}: {call.label}",
             retries=self.retries,
             retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self.retries)] or 0,
-            retry_condition_fn=_worker_died,
+            retry_condition_fn=_if_worker_died(self.listener.warn),
         )
         perform = partial(self.perform, call)
         future: PrefectFuture[Outcome] = run_one.submit(perform, wait_for=waits)  # type: ignore[call-overload]
@@ -152,12 +152,20 @@ def _submit_cached(name: str, stages: list[str]) -> None:
     cached_task.with_options(task_run_name=name).submit(stages)
 
 
-def _worker_died(task: Any, run: Any, state: Any) -> bool:
-    """Retry what a new process may finish; an error in the data or the config stays an error."""
-    try:
-        state.result()
-    except WorkerDied:
-        return True
-    except Exception:
+def _if_worker_died(warn: Callable[[str], None]) -> Callable[[Any, Any, Any], bool]:
+    """Return Prefect's question whether to retry: what a new process may finish, and nothing else.
+
+    Prefect asks while tries are left, and only a plain function (a method would never be called).
+    """
+
+    def worker_died(task: Any, run: Any, state: Any) -> bool:
+        try:
+            state.result()
+        except WorkerDied as problem:
+            warn(f"{problem}; trying again")
+            return True
+        except Exception:
+            return False
         return False
-    return False
+
+    return worker_died

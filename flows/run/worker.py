@@ -25,6 +25,16 @@ from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
 TERMINATED = 143  # what a worker ends with after SIGTERM
+# What lowers the memory of a stage.
+REMEDIES = {
+    "generate": "lower generate.batch_size or generate.max_tokens",
+    "evaluate": "lower generate.batch_size or the benchmark's max_tokens",
+    "score": "lower score.token_budget or score.max_logits_mb",
+    "update": "lower update.token_budget, set update.gradient_checkpointing, or train adapters (update.lora)",
+    "verify": "lower verify.workers or verify.memory_mb",
+    "adopt": "start from a smaller model or give the machine more memory: adopting holds all its weights in float32",
+    "warmstart": "make the warm start's model or its batch_size smaller",
+}
 STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
@@ -112,8 +122,7 @@ class Worker:
             if self._closed:
                 raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
             raise WorkerDied(
-                f"{call.label}: the worker of {self.name} died ({_reason(code)}); lower generate.batch_size if memory "
-                "ran out"
+                f"{call.label}: the worker of {self.name} died ({_reason(code)}); if memory ran out, {_remedy(call)}"
             ) from problem
 
     def _wait_for_close(self, seconds: float) -> None:
@@ -208,6 +217,11 @@ def _reason(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
     return f"killed by {signal.Signals(-code).name}"
+
+
+def _remedy(call: StageCall | Task) -> str:
+    stage = call.stage if isinstance(call, StageCall) else ""
+    return REMEDIES.get(stage, "lower update.token_budget, score.token_budget or generate.batch_size")
 
 
 def _forward_output(context: Any, name: str, output: Callable[[str, str], None]) -> Connection:

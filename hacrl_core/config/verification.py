@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from hacrl_core.config.base import NotIdentity, StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 
 Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
 
@@ -40,6 +40,11 @@ class VerifyConfig(StrictConfig):
         default=("phrase", "last", "whole"),
         description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or "
         "nothing.",
+    )
+    truncated: Annotated[Literal["judge", "complete_only"], IdentityUnlessDefault] = Field(
+        default="judge",
+        description="A response that its length limit cut off: judge it like any other, or (complete_only) reward it "
+        "only for an answer in a complete box. The user's own function judges as it does.",
     )
     tolerance: float = Field(
         default=1e-6,

@@ -30,11 +30,13 @@ def verify_batch(
     config: VerifyConfig | None = None,
     *,
     token_counts: Sequence[int] | None = None,
+    truncated: Sequence[bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Verdict]:
     """Return one verdict per response, in order. Equal (response, gold) and (answer, gold) pairs are verified once.
 
     ``on_progress(done, total)`` counts responses. ``token_counts`` is needed by the overlong penalty only.
+    ``truncated`` tells which responses were cut off by their length limit; ``config.truncated`` says what follows.
     """
     config = config or VerifyConfig()
     if len(responses) != len(golds):
@@ -46,8 +48,9 @@ def verify_batch(
             "verify_batch: 'overlong' is set but token_counts is missing; pass the length of each response"
         )
     verifier = find_verifier(config.verifier)
+    judged = responses if isinstance(verifier, UserVerifier) else _without_guesses(responses, truncated, config)
     pairs: dict[tuple[str, str], int] = {}
-    rows = [pairs.setdefault(pair, len(pairs)) for pair in zip(responses, golds, strict=True)]
+    rows = [pairs.setdefault(pair, len(pairs)) for pair in zip(judged, golds, strict=True)]
     weights = [0] * len(pairs)
     for row in rows:
         weights[row] += 1
@@ -56,6 +59,20 @@ def verify_batch(
         _verdict(outcomes[row], response, verifier.name, config, None if token_counts is None else token_counts[index])
         for index, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
+
+
+def _without_guesses(
+    responses: Sequence[str], truncated: Sequence[bool] | None, config: VerifyConfig
+) -> Sequence[str]:
+    """Return the responses as they are judged: one that was cut off before its answer was complete is empty."""
+    if config.truncated == "judge":
+        return responses
+    if truncated is None:
+        raise ConfigError(
+            "verify_batch: 'truncated' is complete_only but nothing tells which responses were cut off; pass truncated"
+        )
+    rows = zip(responses, truncated, strict=True)
+    return ["" if cut and not response_is_boxed(response) else response for response, cut in rows]
 
 
 def check_error_share(verdicts: Sequence[Verdict], config: VerifyConfig) -> None:

@@ -68,3 +68,26 @@ def test_the_number_of_workers_is_not_part_of_the_key(bench, inputs):
     first = bench.run("verify", verify_slice(), inputs)
     assert bench.run("verify", verify_slice(workers=1, max_error_share=0.5), inputs).ref == first.ref
     assert bench.run("verify", verify_slice(verifier="numeric"), inputs).ref != first.ref
+
+
+def cut_off(bench, inputs, texts: list[str], reasons: list[str]) -> dict[str, ArtifactRef]:
+    """The inputs with other texts and finish reasons; every answer is 5."""
+    rows = bench.rows(inputs["rollouts"], "rollouts")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns |= {"response_text": texts, "finish_reason": reasons}
+    return {**inputs, "rollouts": bench.publish("generate", rollouts=columns)}
+
+
+def test_half_a_number_of_a_response_that_was_cut_off_is_not_rewarded(bench, inputs):
+    """The first response broke off inside 55, the second ended with 5, the third was cut off after its box."""
+    texts = ["the sum is 5", "the sum is 5", r"so \boxed{5} and then", "the sum is 6"]
+    given = cut_off(bench, inputs, texts, ["length", "stop", "length", "length"])
+    settings = {"verifier": "math", "fallbacks": ("phrase", "last", "whole")}
+    judged = bench.run("verify", verify_slice(**settings), given)
+    assert [row["reward"] for row in bench.rows(judged.ref, "verdicts")] == [1.0, 1.0, 1.0, 0.0]
+    assert judged.metrics["verify/truncated_guess_share"] == 0.25
+    complete = bench.run("verify", verify_slice(**settings, truncated="complete_only"), given)
+    rows = bench.rows(complete.ref, "verdicts")
+    assert [row["reward"] for row in rows] == [0.0, 1.0, 1.0, 0.0]
+    assert [row["verdict"] for row in rows] == ["unparseable", "correct", "correct", "unparseable"]
+    assert complete.metrics["verify/truncated_guess_share"] == 0.0

@@ -1,0 +1,83 @@
+"""What a run says once, where training goes on but something is wrong: nothing shared, paid guesses, a dead worker."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from prefect.states import Failed
+
+from flows.run.divergence import Watch
+from flows.run.prefect_runner import _if_worker_died
+from flows.run.worker import WorkerDied, _remedy
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.errors import EngineError
+from stages.spec import Outcome, StageCall
+
+REF = ArtifactRef("update", "k", "d", Path("nowhere"))
+
+
+def call(stage: str, agent: str = "ada", iteration: int = 0) -> StageCall:
+    return StageCall(stage, StrictConfig(), agent=agent, iteration=iteration)
+
+
+def outcome(cached: bool = False, **metrics: float) -> Outcome:
+    return Outcome(REF, cached, 1.0, {name.replace("__", "/"): value for name, value in metrics.items()})
+
+
+NOTHING = {"update__foreign_inside_fraction": 0.0, "update__foreign_ess": 0.0}
+
+
+@pytest.fixture
+def heard() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watch(heard) -> Watch:
+    return Watch(warn=heard.append)
+
+
+def test_nothing_shared_is_said_once_per_learner_with_the_boundary_as_cause_where_it_is_one(watch, heard):
+    edges = {"score__foreign_first_logprob": -11.0, "score__foreign_last_logprob": -0.3}
+    watch.after(call("score"), outcome(score__foreign_inner_logprob=-0.4, **edges))
+    for iteration in range(3):
+        watch.after(call("update", iteration=iteration), outcome(**NOTHING))
+    watch.after(call("update", "ben"), outcome(**NOTHING))
+    assert len(heard) == 2
+    assert heard[0].startswith("update ada #0: nothing is shared: 0.0% of the foreign responses are inside the window")
+    assert "the first token of foreign responses is far less likely" in heard[0]
+    assert "score.boundary" in heard[0]
+    assert "too far apart" in heard[1]
+
+
+def test_where_responses_are_shared_or_there_are_no_foreign_ones_nothing_is_said(watch, heard):
+    watch.after(call("update"), outcome(update__foreign_inside_fraction=0.4, update__foreign_ess=20.0))
+    watch.after(call("update", "ben"), outcome(update__loss=0.1))
+    watch.after(call("update", "cleo"), outcome(cached=True, **NOTHING))
+    assert heard == []
+
+
+def test_rewards_for_responses_that_were_cut_off_are_named_once(watch, heard):
+    for _ in range(2):
+        watch.after(call("verify"), outcome(verify__reward_mean=0.5, verify__truncated_guess_share=0.05))
+    assert len(heard) == 1
+    assert "5.0% of the responses" in heard[0]
+    assert "verify.truncated" in heard[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "setting"),
+    [("generate", "generate.batch_size"), ("score", "score.token_budget"), ("update", "update.token_budget")],
+)
+def test_the_remedy_for_a_dead_worker_is_that_of_its_stage(stage, setting):
+    assert setting in _remedy(call(stage))
+
+
+def test_a_worker_that_died_in_a_task_of_prefect_is_told_before_it_is_tried_again(heard):
+    may_retry = _if_worker_died(heard.append)
+    assert inspect.isfunction(may_retry)  # Prefect never calls anything else
+    assert may_retry(None, None, Failed(data=WorkerDied("update ada #0: the worker of ada died (killed by SIGKILL)")))
+    assert heard == ["update ada #0: the worker of ada died (killed by SIGKILL); trying again"]
+    assert not may_retry(None, None, Failed(data=EngineError("the data are wrong")))
+    assert len(heard) == 1
