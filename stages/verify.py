@@ -34,9 +34,7 @@ def run(
     lengths = pc.list_value_length(rollouts["response_token_ids"]).to_pylist()
     responses = rollouts["response_text"].to_pylist()
     truncated = [reason == "length" for reason in rollouts["finish_reason"].to_pylist()]
-    verdicts = verify_resumable(
-        responses, golds, config.verify, context, truncated=truncated, token_counts=lengths
-    )
+    verdicts = verify_resumable(responses, golds, config.verify, context, truncated=truncated, token_counts=lengths)
     check_error_share(verdicts, config.verify)
     counts = Counter(v.verdict.value for v in verdicts)
     out.write(

@@ -61,9 +61,7 @@ def verify_batch(
     ]
 
 
-def _without_guesses(
-    responses: Sequence[str], truncated: Sequence[bool] | None, config: VerifyConfig
-) -> Sequence[str]:
+def _without_guesses(responses: Sequence[str], truncated: Sequence[bool] | None, config: VerifyConfig) -> Sequence[str]:
     """Return the responses as they are judged: one that was cut off before its answer was complete is empty."""
     if config.truncated == "judge":
         return responses
