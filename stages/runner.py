@@ -15,7 +15,7 @@ from pathlib import Path
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.artifacts.locks import remove_stale_locks
-from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
 from stages import memory as peak

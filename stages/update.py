@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.artifacts.store import read_manifest
+from hacrl_core.artifacts.manifests import read_manifest
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import UpdateConfig

@@ -5,7 +5,6 @@ The agent is a version that a campaign made, or a checkpoint from elsewhere, whi
 result that is in the store is shown and not computed again, even if a campaign computed it.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from flows.agents.find import (
     problems_digest,
 )
 from flows.home import Home
+from flows.record.lines import sealed_line
 from flows.record.record import evaluations_log
 from flows.run.events import Listener
 from flows.run.executors import InProcessExecutor
@@ -95,7 +95,7 @@ def _log_artifact(home: Home, agent: str, ref: ArtifactRef) -> None:
     if ref.stage in ("update", "warmstart"):
         return
     with evaluations_log(home).open("a") as log:
-        log.write(json.dumps({"agent": agent, "stage": ref.stage, "key": ref.key, "at": time.time()}) + "\n")
+        log.write(sealed_line({"agent": agent, "stage": ref.stage, "key": ref.key, "at": time.time()}))
 
 
 @contextmanager

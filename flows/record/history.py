@@ -124,8 +124,8 @@ class History:
         chosen = [f for f in self.finished if agent in (None, f.entry.agent)]
         generated = [f.manifest.metrics for f in chosen if f.entry.stage == "generate"]
         return Cost(
-            int(sum(m["generate/responses"] for m in generated)),
-            int(sum(m["generate/tokens"] for m in generated)),
+            int(sum(m.get("generate/responses", 0.0) for m in generated)),
+            int(sum(m.get("generate/tokens", 0.0) for m in generated)),
             sum(f.manifest.provenance.seconds for f in chosen),
         )
 

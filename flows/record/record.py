@@ -1,21 +1,23 @@
 """A campaign's record: the artifact of each stage call, in the order of finishing.
 
 The file is append-only; the last line of a label counts. It adds nothing to the manifests: it finds them again, for
-status, reports, clean-up and "what changed".
+status, reports, clean-up and "what changed". A line that cannot be read is skipped and reported; the campaign's next
+run removes it and records the call again.
 """
 
-import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pydantic import ValidationError
 
 from flows.home import Home
+from flows.record.lines import Entry as Entry
+from flows.record.lines import entry_of, keep_readable, read_lines, report_unreadable, sealed_line
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
@@ -25,24 +27,6 @@ from stages.spec import Outcome, StageCall, find_stage
 
 # The stages that make an agent's first version.
 ORIGINS = ("warmstart", "adopt")
-
-# The stages that make an agent's first version.
-ORIGINS = ("warmstart", "adopt")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the record: a finished stage call and the key of its artifact."""
-
-    label: str
-    stage: str
-    key: str
-    agent: str
-    iteration: int | None
-    variant: str
-    cached: bool
-    seconds: float
-    at: float
 
 
 class Record:
@@ -94,7 +78,7 @@ class Record:
             self._fresh.append(entry)
             if self._written.get(entry.label) != entry.key or not entry.cached:
                 self._written[entry.label] = entry.key
-                self._file.write(json.dumps(asdict(entry)) + "\n")
+                self._file.write(sealed_line(asdict(entry)))
                 self._file.flush()
         return entry
 
@@ -138,11 +122,18 @@ class Record:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """Return the last entry of each label, oldest label first. A line torn by a crash is skipped."""
+    """Return the last entry of each label, oldest label first. Lines that cannot be read are skipped and reported."""
+    path = folder / "stages.jsonl"
+    rows, unreadable = read_lines(path)
     latest: dict[str, Entry] = {}
-    for raw in _lines(folder / "stages.jsonl"):
-        entry = Entry(**raw)
-        latest[entry.label] = entry
+    for row in rows:
+        if (entry := entry_of(row)) is None:
+            unreadable += 1
+        else:
+            latest[entry.label] = entry
+    if unreadable:
+        remedy = "nothing is lost: the next run of the campaign records again what is missing"
+        report_unreadable(path, unreadable, remedy)
     return list(latest.values())
 
 
@@ -225,23 +216,13 @@ def evaluations_log(home: Home) -> Path:
     return home.root / "evaluations.jsonl"
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
-
-
 def _open_to_append(path: Path) -> TextIO:
-    """Open the file; end a line that a crash tore, so that the next one does not join it."""
-    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    file = path.open("a")
-    if torn:
-        file.write("\n")
-    return file
+    """Open the file without the lines that cannot be read, so that the next line does not join one that was cut off."""
+    if path.exists():
+        text = path.read_bytes()
+        if (readable := keep_readable(text)) != text:
+            _replace(path, readable.decode())
+    return path.open("a")
 
 
 def _replace(path: Path, text: str) -> None:

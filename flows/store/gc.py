@@ -25,11 +25,12 @@ from flows.views.text import size_text
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
+from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.artifacts.removal import collect, last_used, remove, size_of
-from hacrl_core.artifacts.store import COLLECTED, MANIFEST
+from hacrl_core.artifacts.store import COLLECTED
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.operation import KeepConfig
-from hacrl_core.errors import ArtifactError, HacrlError, NewerArtifactError
+from hacrl_core.errors import ArtifactError, NewerArtifactError
 
 LEFTOVERS = {
     "damaged": "was set aside as damaged",
@@ -86,7 +87,7 @@ def plan(home: Home, store: Store, override: KeepConfig | None, only: str | None
     """Return all that may be deleted.
 
     These are versions that no policy keeps, artifacts that no record names and that are older than ``grace`` seconds,
-    and leftovers.
+    and leftovers. While a record has lines that cannot be read, what no record names may still be somebody's and stays.
     """
     # Comes first: a campaign that ends during the survey recorded its last artifacts too late for it.
     before = cutoff(home, grace)
@@ -101,7 +102,7 @@ def plan(home: Home, store: Store, override: KeepConfig | None, only: str | None
         if key in seen.known:
             if _has_files(folder):
                 found.append(_candidate("version", names.get(key, stage), folder, "no keep policy wants it"))
-        elif only is None and last_used(folder) < before and not _is_newer(store, stage, key):
+        elif only is None and seen.whole and last_used(folder) < before and not _is_newer(store, stage, key):
             found.append(_candidate("garbage", stage, folder, "superseded or in no campaign's record"))
     return found + (_leftovers(store, grace) if only is None else [])
 
@@ -116,8 +117,8 @@ def cutoff(home: Home, grace: float) -> float:
     for folder in [*filter(is_running, recorded_campaigns(home)), *running_sweeps(home)]:
         try:
             started.append(float(json.loads((folder / "running.lock").read_text())["since"]))
-        except (OSError, ValueError, KeyError):
-            # The lock's file is just being written.
+        except (OSError, ValueError, KeyError, TypeError):
+            # The lock's file is just being written, or is damaged.
             started.append(0.0)
     return min(started)
 
@@ -247,7 +248,7 @@ def collector(home: Home, store: Store, record: Record, warn: Callable[[str], No
         nonlocal warned
         try:
             collect_after_iteration(home, store, record.config, record.entries())
-        except (OSError, HacrlError) as problem:
+        except Exception as problem:
             if not warned:
                 warn(f"old versions could not be collected, the campaign goes on: {problem}")
             warned = True

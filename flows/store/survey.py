@@ -5,14 +5,12 @@ manifest stays, so that the campaign is not run again. What is neither is garbag
 version of hacrl cannot read, needs everything that it ever recorded.
 """
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flows.home import Home
 from flows.record.history import History, read_history
+from flows.record.lines import entry_of, read_lines, report_unreadable
 from flows.record.record import evaluations_log, is_running
 from flows.store.pins import Pin, read_pins
 from hacrl_core.artifacts import Store
@@ -48,6 +46,8 @@ class Campaign:
     entries: list[tuple[str, str, str]] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     policy: KeepConfig | None = None
+    # Lines of the record that cannot be read: what they named is not known.
+    unreadable: int = 0
 
     @property
     def keys(self) -> set[str]:
@@ -67,22 +67,22 @@ def running_sweeps(home: Home) -> list[Path]:
 
 def survey_campaign(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
     """Return what the campaign in this folder needs; ``override`` replaces its keep policy."""
-    lines = list(_lines(folder / "stages.jsonl"))
+    lines, damaged = read_lines(folder / "stages.jsonl")
     running = is_running(folder)
     name = folder.relative_to(home.campaigns).as_posix()
-    found = Campaign(name, running)
+    found = Campaign(name, running, unreadable=damaged + sum(entry_of(raw) is None for raw in lines))
     latest = {str(raw.get("label")): raw for raw in lines}
     found.entries = [(str(r.get("stage")), str(r.get("agent")), str(r["key"])) for r in latest.values()]
     pins = read_pins(folder)
     try:
         history = read_history(store, folder)
-    except (ConfigError, TypeError):
+    except ConfigError:
         # Another version of hacrl wrote it, so all of it stays.
         found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
         return found
     found.policy = override or history.config.keep
     found.versions = read_versions(history, found.policy, pins)
-    if running:
+    if running or found.unreadable:
         found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
         return found
     found.known = {v.key for v in found.versions if not v.kept}
@@ -128,6 +128,8 @@ class Survey:
     campaigns: list[Campaign]
     needed: set[str]
     known: set[str]
+    # Whether every record could be read to the end: otherwise what no record names may still be somebody's.
+    whole: bool
 
 
 def survey(home: Home, store: Store, override: KeepConfig | None = None, only: str | None = None) -> Survey:
@@ -136,33 +138,22 @@ def survey(home: Home, store: Store, override: KeepConfig | None = None, only: s
     for folder in recorded_campaigns(home):
         name = folder.relative_to(home.campaigns).as_posix()
         campaigns.append(survey_campaign(home, store, folder, override if only in (None, name) else None))
-    evaluated, adopted = _evaluations(home)
+    evaluated, adopted, unreadable = _evaluations(home)
     needed = set().union(*(c.needed for c in campaigns)) | evaluated
     known = set().union(*(c.known for c in campaigns)) | adopted
-    return Survey(campaigns, needed, known - needed)
+    whole = not unreadable and not any(c.unreadable for c in campaigns)
+    return Survey(campaigns, needed, known - needed, whole)
 
 
-def _evaluations(home: Home) -> tuple[set[str], set[str]]:
+def _evaluations(home: Home) -> tuple[set[str], set[str], int]:
     """Return the keys of ``hacrl eval``'s results and of the checkpoints imported for them; no campaign records these.
 
-    The results stay. Of the checkpoints only the manifests stay, which is all that showing a result again needs.
+    The results stay. Of the checkpoints only the manifests stay, which is all that showing a result again needs. The
+    third value counts the lines that cannot be read.
     """
-    rows = [raw for raw in _lines(evaluations_log(home)) if raw.get("key")]
+    rows, unreadable = read_lines(evaluations_log(home))
+    if unreadable:
+        remedy = "delete them; hacrl eval computes a result again that is missing"
+        report_unreadable(evaluations_log(home), unreadable, remedy)
     results = {str(raw["key"]) for raw in rows if raw.get("stage") == "evaluate"}
-    return results, {str(raw["key"]) for raw in rows} - results
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read only what clean-up needs, so that lines of any version of hacrl can be read."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        try:
-            raw = json.loads(line)
-        except ValueError:
-            # Cut off by a crash.
-            continue
-        if isinstance(raw, dict) and "key" in raw:
-            yield raw
+    return results, {str(raw["key"]) for raw in rows} - results, unreadable

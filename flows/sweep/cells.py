@@ -23,7 +23,7 @@ from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
 from flows.store.gc import collector
 from hacrl_core.artifacts import Store
-from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.sweep import Cell
 from hacrl_core.contracts.manifest import digest_of

@@ -1,19 +1,16 @@
 """What finished cells measured, read from the manifests in the store."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flows.record.record import Entry
 from flows.sweep.cells import Job, finished_entries
-from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.artifacts.manifests import read_manifest
 from hacrl_core.config.sweep import Cell, Sweep
-from hacrl_core.contracts.manifest import digest_of
 
 # The name of the mean over a cell's agents, which is treated as one more agent.
 BOTH = "mean"
@@ -102,14 +99,14 @@ def read_cell(cell: Cell, entries: Sequence[Entry], store: Path, benchmark: str)
     packages: dict[str, str] = {}
     seconds = 0.0
     for entry in entries:
-        manifest = json.loads((store / "objects" / entry.stage / entry.key / MANIFEST).read_bytes())
-        commits.add(manifest["provenance"]["commit"])
-        packages = manifest["provenance"]["packages"]
-        seconds += manifest["provenance"]["seconds"]
+        manifest = read_manifest(store / "objects" / entry.stage / entry.key)
+        commits.add(manifest.provenance.commit)
+        packages = manifest.provenance.packages
+        seconds += manifest.provenance.seconds
         if entry.agent in agents:
-            _take(agents[entry.agent], entry, manifest["metrics"], benchmark)
+            _take(agents[entry.agent], entry, manifest.metrics, benchmark)
         if entry.stage == "update" and (entry.iteration or 0) >= versions.get(entry.agent, (-1, ""))[0]:
-            versions[entry.agent] = (entry.iteration or 0, _content(manifest))
+            versions[entry.agent] = (entry.iteration or 0, manifest.content_digest)
     finished = {
         name: AgentResult(
             a.accuracy,
@@ -145,7 +142,3 @@ def _cumulated(values: Series) -> Series:
         total += values[iteration]
         found[iteration] = total
     return found
-
-
-def _content(manifest: dict[str, Any]) -> str:
-    return digest_of({o["path"]: o["sha256"] for o in manifest["outputs"] if not o["measured"]})

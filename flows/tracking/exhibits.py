@@ -126,7 +126,7 @@ class Gallery:
             until = [(e, m) for e, m in wrote if e.iteration is not None and e.iteration <= iteration]
             at = max((int(m.provenance.finished * 1000) for e, m in until if e.iteration == iteration), default=0)
             for who, name in product((PARENT, *self._config.agents), ("responses", "tokens")):
-                own = [m.metrics[f"generate/{name}"] for e, m in until if who in (PARENT, e.agent)]
+                own = [m.metrics.get(f"generate/{name}", 0.0) for e, m in until if who in (PARENT, e.agent)]
                 if own:
                     yield who, Metric(f"cost/{name}", sum(own), at, iteration + 1)
 

@@ -16,7 +16,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from flows.record.history import History
 from flows.record.record import ORIGINS, Entry
-from hacrl_core.artifacts.store import MANIFEST
+from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
 

@@ -45,6 +45,26 @@ def try_exclusive(path: Path, patience: float = 0.0) -> int | None:
     return handle
 
 
+def shared(path: Path) -> int | None:
+    """Return the open handle of a shared lock on a file that exists, or None if it does not.
+
+    Waits while another process holds the file exclusively. A file that was replaced meanwhile is locked anew.
+    """
+    while True:
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if _is_at(path, handle):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
 def is_held(path: Path) -> bool:
     """Return whether a process holds this lock.
 

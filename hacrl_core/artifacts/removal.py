@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hacrl_core.artifacts.disk import is_disk_full
-from hacrl_core.artifacts.store import COLLECTED, MANIFEST, Store, replace_synced
+from hacrl_core.artifacts.manifests import MANIFEST, file_of
+from hacrl_core.artifacts.store import COLLECTED, Store, replace_synced
 from hacrl_core.errors import ArtifactError
 
 
@@ -28,18 +29,20 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
             return 0
         try:
             manifest = store.manifest(stage, key)
+            files = [path for output in manifest.outputs if (path := file_of(folder, output)).exists()]
         except ArtifactError:
             # Damaged or newer: looking it up reports that.
             return 0
-        files = [path for path in (folder / output.path for output in manifest.outputs) if path.exists()]
         freed = sum(path.stat().st_size for path in files)
         # First the mark, then the files: the next call finishes what a crash between the two leaves.
         if not (folder / COLLECTED).exists():
             _mark(folder, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n")
         for number, path in enumerate(files):
             _discard(path, trash, str(number))
-        for path in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
-            path.rmdir()
+        for path in sorted((p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()), reverse=True):
+            # A folder with files that the manifest does not name stays.
+            with suppress(OSError):
+                path.rmdir()
         return freed
 
 

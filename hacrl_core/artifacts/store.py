@@ -9,9 +9,7 @@ are known, but there is nothing to read; recomputing it restores the files.
 """
 
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -22,14 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
-from hacrl_core.contracts.manifest import MANIFEST_VERSION, Identity, Manifest, Output, Provenance
-from hacrl_core.contracts.tables import SCHEMAS
+from hacrl_core.artifacts.locks import exclusive, release, shared, try_exclusive
+from hacrl_core.artifacts.manifests import MANIFEST, check_schema, file_of, read_manifest
+from hacrl_core.contracts.manifest import Identity, Manifest, Output, Provenance, sealed_json
 from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError, StageError
 
-MANIFEST = "manifest.json"
 COLLECTED = "collected.json"
 _CHUNK = 1 << 20
 _TRASH_SECONDS = 3600
@@ -69,20 +64,24 @@ class Store:
             if folder.exists():
                 self.set_aside(folder, "it has no manifest")
             return None
-        try:
-            manifest = self.manifest(identity.stage, key)
-            if self.is_collected(identity.stage, key):
-                return ArtifactRef(identity.stage, key, manifest.content_digest, folder) if collected else None
-            self.check(folder, manifest, digests=verify and key not in self._verified)
-        except NewerArtifactError:
-            raise
-        except ArtifactError as problem:
-            self.set_aside(folder, str(problem))
-            return None
-        if verify:
-            self._verified.add(key)
-        _touch(folder / MANIFEST)
-        return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
+        with ExitStack() as held:
+            # Without this lock, files that a clean-up collects while they are hashed would count as damaged.
+            if not _share(held, folder):
+                return None
+            try:
+                manifest = self.manifest(identity.stage, key)
+                if self.is_collected(identity.stage, key):
+                    return ArtifactRef(identity.stage, key, manifest.content_digest, folder) if collected else None
+                self.check(folder, manifest, digests=verify and key not in self._verified)
+            except NewerArtifactError:
+                raise
+            except ArtifactError as problem:
+                self.set_aside(folder, str(problem))
+                return None
+            if verify:
+                self._verified.add(key)
+            _touch(folder / MANIFEST)
+            return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
 
     def manifest(self, stage: str, key: str) -> Manifest:
         """Return an artifact's manifest, read again only when the file changed."""
@@ -179,7 +178,7 @@ class Store:
         target = self.folder(identity.stage, key)
         if self.is_collected(identity.stage, key):
             return self._put_back(staged, target, manifest)
-        write_synced(staged / MANIFEST, manifest.model_dump_json(indent=1))
+        write_synced(staged / MANIFEST, sealed_json(manifest))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(staged, target)
@@ -216,8 +215,8 @@ class Store:
     def check(self, folder: Path, manifest: Manifest, *, digests: bool) -> None:
         """Check every file against the manifest: presence, size and, on request, content; raise what is wrong."""
         for output in manifest.outputs:
-            path = folder / output.path
-            _check_schema(path, output)
+            path = file_of(folder, output)
+            check_schema(path, output)
             try:
                 size = path.stat().st_size
             except FileNotFoundError:
@@ -257,11 +256,12 @@ class Store:
                 "versions); to train anew from there, delete this folder and run again"
             )
         for output in made.outputs:
-            (target / output.path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / output.path, target / output.path)
+            place = file_of(target, output)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / output.path, place)
         # Measured outputs differ each time.
         restored = first.model_copy(update={"outputs": made.outputs})
-        replace_synced(target / MANIFEST, restored.model_dump_json(indent=1))
+        replace_synced(target / MANIFEST, sealed_json(restored))
         # Last: until now the artifact counts as collected.
         (target / COLLECTED).unlink()
         _sync_folder(target)
@@ -273,12 +273,8 @@ class Store:
     def _hold(self, held: ExitStack, ref: ArtifactRef) -> bool:
         """Share the manifest's lock, which removal takes exclusively; then check as in a lookup."""
         folder = self.folder(ref.stage, ref.key)
-        try:
-            handle = os.open(folder / MANIFEST, os.O_RDONLY)
-        except FileNotFoundError:
+        if not _share(held, folder):
             return False
-        held.callback(os.close, handle)
-        fcntl.flock(handle, fcntl.LOCK_SH)
         try:
             manifest = self.manifest(ref.stage, ref.key)
             if self.is_collected(ref.stage, ref.key):
@@ -296,37 +292,12 @@ class Store:
         return True
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest in a folder; raise ArtifactError if it is not one that this version can read."""
-    try:
-        raw = json.loads((folder / MANIFEST).read_bytes())
-        if raw["manifest_version"] > MANIFEST_VERSION:
-            raise _newer(folder / MANIFEST, f"manifest version {raw['manifest_version']}", str(MANIFEST_VERSION))
-        return Manifest.model_validate(raw)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, ValidationError) as problem:
-        kind = type(problem).__name__
-        raise ArtifactError(
-            f"{folder / MANIFEST}: not a manifest ({kind}); delete the folder and run again"
-        ) from problem
-
-
-def _check_schema(path: Path, output: Output) -> None:
-    """Refuse a table of a newer schema, and report one of an older schema as out of date."""
-    name, _, version = output.kind.partition("/")
-    if output.kind == "file":
-        return
-    known = SCHEMAS.get(name)
-    if known is None or not version.isdecimal() or int(version) > known.version:
-        raise _newer(path, f"schema {output.kind}", known.tag if known else "no such table")
-    if int(version) < known.version:
-        raise ArtifactError(f"{path}: schema {output.kind} is out of date, this hacrl writes {known.tag}")
-
-
-def _newer(path: Path, what: str, ours: str) -> NewerArtifactError:
-    return NewerArtifactError(
-        f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or "
-        "give this version a folder of its own with --home"
-    )
+def _share(held: ExitStack, folder: Path) -> bool:
+    """Hold the manifest's lock, which removal takes exclusively; return False where there is no manifest any more."""
+    handle = shared(folder / MANIFEST)
+    if handle is not None:
+        held.callback(os.close, handle)
+    return handle is not None
 
 
 def _inode(path: Path) -> int:

@@ -5,11 +5,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hacrl_core.config.base import StrictModel
 
 MANIFEST_VERSION = 1
+# The name of the manifest's own digest. It is one of the details, because a version of hacrl that does not know it
+# accepts any detail there, and refuses any other new field.
+SEAL = "manifest_sha256"
+# Files of the store beside the outputs.
+_RESERVED = ("manifest.json", "collected.json")
 
 
 class Output(StrictModel):
@@ -24,6 +29,14 @@ class Output(StrictModel):
     sha256: str
     # Times and the like are kept, but are not part of the content digest.
     measured: bool = False
+
+    @field_validator("path")
+    @classmethod
+    def _stays_in_the_folder(cls, path: str) -> str:
+        """Files are read, copied and deleted by this path: it must not lead out of the artifact's folder."""
+        if {"", ".", ".."} & set(path.split("/")) or "\\" in path or "\0" in path or path in _RESERVED:
+            raise ValueError(f"{path!r} is not the path of a file below the artifact's folder")
+        return path
 
 
 class Identity(StrictModel):
@@ -80,6 +93,32 @@ class Manifest(StrictModel):
     def bytes(self) -> int:
         """The size of all files together."""
         return sum(o.bytes for o in self.outputs)
+
+
+def sealed_json(manifest: Manifest) -> str:
+    """Return the manifest's text with a digest of all the rest among its details."""
+    seal = digest_of(json.loads(manifest.model_dump_json()))
+    return manifest.model_copy(update={"details": {**manifest.details, SEAL: seal}}).model_dump_json(indent=1)
+
+
+def unseal(raw: dict[str, Any]) -> bool:
+    """Take the seal out of a parsed manifest and return whether it had one; raise ValueError if it does not fit.
+
+    Manifests of earlier versions have none.
+    """
+    details = raw.get("details")
+    if not isinstance(details, dict):
+        return False
+    seal = details.pop(SEAL, None)
+    if seal is None:
+        for name, value in details.items():
+            others = {other: kept for other, kept in details.items() if other != name}
+            if isinstance(value, str) and len(value) == 64 and value == digest_of({**raw, "details": others}):
+                raise ValueError(f"the name of its digest is damaged: {name!r}")
+        return False
+    if seal != digest_of(raw):
+        raise ValueError("its content differs from its own digest")
+    return True
 
 
 def canonical_json(value: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.home import Home
-from hacrl_core.artifacts.store import read_manifest
+from hacrl_core.artifacts.manifests import read_manifest
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.contracts.tables import PROMPTS, read_table

@@ -19,6 +19,7 @@ from flows.store.gc import carry_out, plan
 from flows.store.inspect import verify_store
 from hacrl_core.artifacts import Store
 from hacrl_core.config.operation import KeepConfig
+from hacrl_core.contracts.manifest import SEAL, digest_of
 from hacrl_core.errors import ConfigError, NewerArtifactError
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, home_over, of_label, own_copy, run_here, weights
@@ -117,6 +118,8 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
         raw["manifest_version"] = 2
     else:
         raw["outputs"] = [{**o, "kind": o["kind"].replace("verdicts/1", "verdicts/2")} for o in raw["outputs"]]
+    del raw["details"][SEAL]
+    raw["details"][SEAL] = digest_of(raw)
     path.write_text(json.dumps(raw))
     before = path.read_bytes()
     with pytest.raises(NewerArtifactError, match=r"written by a newer hacrl .* Upgrade hacrl, or .* --home"):

@@ -1,4 +1,5 @@
 import errno
+import json
 import multiprocessing
 import os
 import pickle
@@ -10,7 +11,7 @@ import pytest
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import exclusive, is_held, try_exclusive
 from hacrl_core.artifacts.removal import collect, remove
-from hacrl_core.contracts.manifest import Identity, Provenance
+from hacrl_core.contracts.manifest import SEAL, Identity, Provenance, digest_of
 from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError
 
 PROVENANCE = Provenance(started=0.0, finished=1.0, seconds=1.0)
@@ -25,6 +26,15 @@ def publish(store, who, text="hello", measured="1 ms"):
     (staged / "data.txt").write_text(text)
     (staged / "times.txt").write_text(measured)
     return store.publish(staged, who, {"times.txt": ("file", 0, True)}, {"thing/size": 5.0}, {}, PROVENANCE)
+
+
+def rewrite(folder, **changes):
+    """The manifest with other fields and a digest that fits them, as another version or a stranger would write it."""
+    path = folder / "manifest.json"
+    raw = {**json.loads(path.read_text()), **changes}
+    raw["details"].pop(SEAL)
+    raw["details"][SEAL] = digest_of(raw)
+    path.write_text(json.dumps(raw))
 
 
 def test_published_is_found_by_a_new_process_and_staging_is_empty(tmp_path):
@@ -69,8 +79,7 @@ def test_damage_is_found_reported_and_set_aside(tmp_path, damage):
 
 def test_what_a_newer_version_wrote_is_refused_and_left_as_it_is(tmp_path):
     ref = publish(Store(tmp_path), identity(a=1))
-    manifest = ref.path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"manifest_version": 1', '"manifest_version": 2'))
+    rewrite(ref.path, manifest_version=2)
     with pytest.raises(NewerArtifactError, match="manifest version 2, this one knows 1"):
         Store(tmp_path).lookup(identity(a=1))
     assert not (tmp_path / "damaged").exists()
