@@ -2,12 +2,14 @@
 
 The temporary server is quiet, listens on loopback and ends with the campaign, however that ends. Prefect's own
 temporary server outlives a killed parent and prints tracebacks into the terminal. This one watches its parent and
-writes to a log file in the home folder.
+writes to a log file in the home folder. It answers only who knows its password, which is new for every run and is only
+in the environment of the campaign's own processes: a web page that finds the port can neither read nor command it.
 """
 
 import logging
 import os
 import queue
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,10 +26,12 @@ from typing import Any
 
 from flows.home import Home
 from flows.run.signals import die_with_parent
+from flows.servers.access import answer_only_to, own_origins, without_userinfo
 from flows.servers.state import running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 
 STARTUP_SECONDS = 180
+_NAMES = ("127.0.0.1", "localhost")
 # The user's server, of which a temporary one must know nothing.
 _USERS_SERVER = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE")
 _CHANGED_VARIABLES = (*_USERS_SERVER, "PREFECT_HOME", "PREFECT_LOGGING_TO_API_ENABLED")
@@ -69,8 +73,8 @@ def prefect_api(home: Home, warn: Callable[[str], None] = lambda message: None) 
             yield server
             return
         warn(
-            f"Prefect's server at {url} does not answer; the campaign runs with a server of its own and will not be "
-            "seen there"
+            f"Prefect's server at {without_userinfo(url)} does not answer; the campaign runs with a server of its own "
+            "and will not be seen there"
         )
     before = {name: os.environ.get(name) for name in _CHANGED_VARIABLES}
     try:
@@ -94,7 +98,9 @@ def _temporary_server(home: Home, warn: Callable[[str], None]) -> Iterator[Serve
     log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     server = Server(f"http://127.0.0.1:{port}/api", temporary=True)
-    process = start_process(port, log)
+    credentials = f"hacrl:{secrets.token_urlsafe(24)}"
+    os.environ["PREFECT_API_AUTH_STRING"] = credentials
+    process = start_process(port, log, PREFECT_SERVER_API_AUTH_STRING=credentials)
     ending = threading.Event()
 
     def watch() -> None:
@@ -217,11 +223,14 @@ def free_port() -> int:
 
 def main() -> None:
     """Run the temporary server; the arguments are its port and the process to end with."""
-    import uvicorn
-
     port = int(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
-    uvicorn.run("prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=port, log_level="error")
+    # Read when prefect is imported.
+    os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = own_origins(_NAMES, port)
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    uvicorn.run(answer_only_to(_NAMES, create_app()), host="127.0.0.1", port=port, log_level="error")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import base64
 import hmac
 import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows.home import Home
 from hacrl_core.errors import ConfigError
@@ -58,6 +59,31 @@ def client_environment(credentials: str | None) -> dict[str, str]:
         "MLFLOW_TRACKING_USERNAME": user,
         "MLFLOW_TRACKING_PASSWORD": password,
     }
+
+
+def answer_only_to(names: Sequence[str], app: Any) -> Any:
+    """Return the application behind a check of the Host header.
+
+    Prefect has none: a web page could rebind its own name to this machine and command the API.
+    """
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    return TrustedHostMiddleware(app, allowed_hosts=list(names), www_redirect=False)
+
+
+def own_origins(names: Sequence[str], port: int) -> str:
+    """Return the value of Prefect's setting for the origins whose pages may call the API; its default is every one."""
+    return ",".join(f"http://{name}:{port}" for name in names)
+
+
+def without_userinfo(url: str) -> str:
+    """Return an address as it may be shown: without user and password."""
+    try:
+        place = urlsplit(url).netloc
+    except ValueError:
+        # No address that anything could connect to; what is before the last @ may still be a password.
+        return url.rpartition("@")[2]
+    return url.replace(place, place.rpartition("@")[2], 1) if "@" in place else url
 
 
 def basic_authorization(credentials: str) -> bytes:

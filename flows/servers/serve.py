@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.home import Home
-from flows.servers.access import BasicAuth, client_environment, find_credentials, require_credentials
+from flows.servers.access import (
+    BasicAuth,
+    answer_only_to,
+    client_environment,
+    find_credentials,
+    own_origins,
+    require_credentials,
+)
 from flows.servers.processes import child_processes, wait_for_exit
 from flows.servers.state import POOL, client_host
 from hacrl_core.errors import HacrlError
@@ -49,11 +56,9 @@ def serve_prefect(options: argparse.Namespace) -> None:
         os.environ.setdefault(name, value)
     import uvicorn
     from prefect.server.api.server import create_app
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     _let_runs_of_removed_deployments_end()
-    # Prefect checks no Host header: a web page could rebind its own name to this machine and command the API.
-    guarded = TrustedHostMiddleware(create_app(), allowed_hosts=names, www_redirect=False)
+    guarded = answer_only_to(names, create_app())
     uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
 
 
@@ -88,8 +93,7 @@ def prefect_settings(port: int, names: list[str], credentials: str | None) -> di
         "PREFECT_SERVER_UI_API_URL": f"http://{names[0]}:{port}/api",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
-        # The default allows every origin.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in names),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_origins(names, port),
         # A restart would forget leases in memory, which is the default, and their slots would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
         "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "60",

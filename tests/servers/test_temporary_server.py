@@ -1,0 +1,149 @@
+"""The temporary Prefect server of ``hacrl run``, with real requests: nobody but the campaign commands it."""
+
+import base64
+import http.client
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from flows.home import Home
+from flows.scheduling.api import prefect_api
+from flows.servers.access import without_userinfo
+from tests.flow.conftest import tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+ROOT = Path(__file__).resolve().parents[2]
+FILTER = "/api/flow_runs/filter"
+FOREIGN = "http://evil.example"
+
+
+class Api:
+    """The server, and requests to it with whatever headers a browser or an attacker sends."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        self.place, self.home = urlsplit(url).netloc, home
+        self.credentials = os.environ["PREFECT_API_AUTH_STRING"]
+        self.known = {"Authorization": "Basic " + base64.b64encode(self.credentials.encode()).decode()}
+
+    def __call__(self, method: str, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self.place, timeout=30)
+        body = b"{}" if method == "POST" else None
+        connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        answer.read()
+        return answer
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    place = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_API_AUTH_STRING"):
+            patch.delenv(name, raising=False)
+        patch.setenv("HOME", str(place))
+        with prefect_api(Home(place)) as server:
+            assert server is not None
+            assert server.temporary
+            yield Api(server.url, place)
+        assert "PREFECT_API_AUTH_STRING" not in os.environ
+
+
+def test_the_campaigns_own_requests_are_answered(api: Api) -> None:
+    assert api("POST", FILTER, api.known).status == 200
+    assert api("GET", "/api/health", {}).status == 200
+
+
+@pytest.mark.parametrize("given", ["nothing", "wrong", "not basic"])
+def test_without_the_password_of_this_run_everything_is_refused(api: Api, given: str) -> None:
+    wrong = base64.b64encode(b"hacrl:hacrl").decode()
+    headers = {"nothing": {}, "wrong": {"Authorization": f"Basic {wrong}"}, "not basic": {"Authorization": "Bearer x"}}
+    for method, path in (("POST", FILTER), ("GET", "/api/admin/settings"), ("DELETE", "/api/flows/0"), ("GET", "/api")):
+        assert api(method, path, headers[given]).status in (401, 404)
+    assert api("POST", FILTER, headers[given]).status == 401
+    assert api("GET", "/api/admin/settings", headers[given]).status == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_a_foreign_host_is_refused_even_with_the_password(api: Api, host: str) -> None:
+    assert api("POST", FILTER, {**api.known, "Host": host}).status == 400
+    assert api("GET", "/api/health", {"Host": host}).status == 400
+
+
+@pytest.mark.parametrize("origin", [FOREIGN, "null"])
+def test_a_foreign_page_gets_no_leave_to_read_and_none_to_send(api: Api, origin: str) -> None:
+    for headers in ({"Origin": origin}, {**api.known, "Origin": origin}):
+        assert api("POST", FILTER, headers).getheader("access-control-allow-origin") is None
+    for method in ("POST", "DELETE"):
+        asks = {
+            "Origin": origin,
+            "Access-Control-Request-Method": method,
+            "Access-Control-Request-Headers": "content-type",
+        }
+        answer = api("OPTIONS", FILTER, asks)
+        assert answer.status == 400
+        assert answer.getheader("access-control-allow-origin") is None
+
+
+def test_a_socket_of_a_foreign_page_is_refused(api: Api) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    handshake = {**upgrade, "Sec-WebSocket-Key": base64.b64encode(b"0123456789abcdef").decode()}
+    answer = api("GET", "/api/events/in", {**handshake, "Host": "evil.example", "Origin": FOREIGN})
+    assert answer.status in (400, 403)
+
+
+def test_the_password_is_written_nowhere(api: Api) -> None:
+    secret = api.credentials.partition(":")[2]
+    assert len(secret) >= 32
+    for path in api.home.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert secret.encode() not in command.read_bytes()
+        except OSError:
+            continue
+
+
+def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
+    agents = {"ada": tiny().agents["ada"].model_dump(mode="json", exclude_none=True)}
+    agents["ada"]["warmstart"]["steps"] = 20
+    config = tiny(agents=agents, iterations=1, evaluate={}, tracking={"enabled": False})
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HACRL_", "MLFLOW_"))}
+    environment = {**kept, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert "! " not in text, text
+    with sqlite3.connect(tmp_path / "home" / "prefect" / "prefect.db") as database:
+        runs = [state for (state,) in database.execute("select state_type from flow_run")]
+        tasks = [state for (state,) in database.execute("select state_type from task_run")]
+    assert runs == ["COMPLETED"]
+    assert len(tasks) >= 5
+    assert set(tasks) == {"COMPLETED"}
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://team:sup3r@host:5000/a?b=c", "http://host:5000/a?b=c"),
+        ("http://team@host", "http://host"),
+        ("https://te:a@m:p@ss@[::1]:1", "https://[::1]:1"),
+        ("http://user:pw@[broken", "[broken"),
+        ("postgresql+psycopg://u:p@h/db", "postgresql+psycopg://h/db"),
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        ("databricks", "databricks"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+    ],
+)
+def test_addresses_are_shown_without_user_and_password(address: str, shown: str) -> None:
+    assert without_userinfo(address) == shown
