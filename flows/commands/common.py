@@ -14,6 +14,7 @@ from flows.home import Home
 from flows.run.signals import Stop, raise_on_signals
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.errors import HacrlError, StageError
+from hacrl_core.printable import printable
 
 HomeOption = Annotated[
     Path | None,
@@ -62,5 +63,5 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_one_line(problem: str, exit_code: int) -> typer.Exit:
-    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(problem)}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(printable(problem))}", highlight=False)
     return typer.Exit(exit_code)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from flows.run.events import Listener
+from hacrl_core.printable import printable
 from stages.spec import Outcome, StageCall
 
 KINDS = ("run", "start", "done", "cached", "waiting", "warning", "error", "end")
@@ -94,7 +95,7 @@ class Logbook(Listener):
             return
         at = time.strftime("%Y-%m-%d %H:%M:%S")
         for part in text.splitlines() or [""]:
-            self._file.write(f"{at} {kind:<{_WIDTH}} {part}\n")
+            self._file.write(f"{at} {kind:<{_WIDTH}} {printable(part)}\n")
         self._file.flush()
 
 

@@ -26,9 +26,10 @@ from typing import Any
 
 from flows.home import Home
 from flows.run.signals import die_with_parent
-from flows.servers.access import answer_only_to, own_origins, without_userinfo
+from flows.servers.access import answer_only_to, own_origins
 from flows.servers.state import running_prefect_url
 from flows.tracking.feed import ServerAway, probe
+from hacrl_core.config.addresses import without_userinfo
 
 STARTUP_SECONDS = 180
 _NAMES = ("127.0.0.1", "localhost")

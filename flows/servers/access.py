@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from flows.home import Home
 from hacrl_core.errors import ConfigError
@@ -74,16 +73,6 @@ def answer_only_to(names: Sequence[str], app: Any) -> Any:
 def own_origins(names: Sequence[str], port: int) -> str:
     """Return the value of Prefect's setting for the origins whose pages may call the API; its default is every one."""
     return ",".join(f"http://{name}:{port}" for name in names)
-
-
-def without_userinfo(url: str) -> str:
-    """Return an address as it may be shown: without user and password."""
-    try:
-        place = urlsplit(url).netloc
-    except ValueError:
-        # No address that anything could connect to; what is before the last @ may still be a password.
-        return url.rpartition("@")[2]
-    return url.replace(place, place.rpartition("@")[2], 1) if "@" in place else url
 
 
 def basic_authorization(credentials: str) -> bytes:

@@ -57,6 +57,11 @@ class SweepReport:
         return "\n".join(lines)
 
     @property
+    def finished_at(self) -> float:
+        """Return when the newest artifact of the results was made."""
+        return max((result.finished_at for result in self.results), default=0.0)
+
+    @property
     def labels(self) -> dict[str, str]:
         """Return the variants' names in tables and pictures."""
         return {v: self.sweep.config.label(v) for v in self.variants}

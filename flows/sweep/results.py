@@ -71,6 +71,8 @@ class CellResult:
     packages: dict[str, str]
     # What its stages took when they ran, in this cell or in another one.
     stage_seconds: float
+    # When the last of them finished.
+    finished_at: float
 
     def cost(self, what: str) -> Series:
         """Return the responses or tokens sampled by all agents together, by iterations done."""
@@ -98,11 +100,13 @@ def read_cell(cell: Cell, entries: Sequence[Entry], store: Path, benchmark: str)
     commits: set[str] = set()
     packages: dict[str, str] = {}
     seconds = 0.0
+    finished_at = 0.0
     for entry in entries:
         manifest = read_manifest(store / "objects" / entry.stage / entry.key)
         commits.add(manifest.provenance.commit)
         packages = manifest.provenance.packages
         seconds += manifest.provenance.seconds
+        finished_at = max(finished_at, manifest.provenance.finished)
         if entry.agent in agents:
             _take(agents[entry.agent], entry, manifest.metrics, benchmark)
         if entry.stage == "update" and (entry.iteration or 0) >= versions.get(entry.agent, (-1, ""))[0]:
@@ -118,7 +122,7 @@ def read_cell(cell: Cell, entries: Sequence[Entry], store: Path, benchmark: str)
         )
         for name, a in agents.items()
     }
-    return CellResult(cell.variant, cell.seed, finished, frozenset(commits), packages, seconds)
+    return CellResult(cell.variant, cell.seed, finished, frozenset(commits), packages, seconds, finished_at)
 
 
 def _take(agent: AgentResult, entry: Entry, metrics: dict[str, float], benchmark: str) -> None:

@@ -83,7 +83,7 @@ def run_sweep(
             _run(sweep, home, console, todo, outcome, tracker, execute or execute_with_prefect, pool)
         outcome.report = make_report(sweep, home.root)
         files = write_report(outcome.report, sweep_folder(sweep, home))
-        tracker.summarise(outcome.report.metrics(), files)
+        tracker.summarise(outcome.report.metrics(), files, outcome.report.finished_at)
     return outcome
 
 

@@ -20,6 +20,7 @@ from flows.record.history import read_history
 from flows.record.record import Entry, campaign_folders, is_running, read_campaign
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from hacrl_core.artifacts import Store
+from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.errors import ConfigError, HacrlError
 
 # A server that takes longer for an empty page is considered away.
@@ -43,14 +44,17 @@ def probe(url: str, seconds: float | None = None) -> None:
     if not url.startswith(("http://", "https://")):
         return
     try:
-        with urllib.request.urlopen(url, timeout=seconds):
+        # urllib takes user and password for a part of the host's name.
+        with urllib.request.urlopen(without_userinfo(url), timeout=seconds):
             pass
     except urllib.error.HTTPError:
         pass
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "reason", problem)
         silent = isinstance(reason, TimeoutError)
-        raise ServerAway(f"{url}: {f'no answer within {seconds:g} s' if silent else reason}") from None
+        raise ServerAway(
+            f"{without_userinfo(url)}: {f'no answer within {seconds:g} s' if silent else reason}"
+        ) from None
 
 
 class Tracker:
@@ -180,6 +184,7 @@ def _sync(home: Home, name: str) -> str:
         return f"{name}: tracking is off in its config; nothing to do"
     history = read_history(store, folder)
     uri = tracking_uri(config, home)
+    shown = without_userinfo(uri)
     probe(uri)
     try:
         projection = Projection(config, store, uri, home)
@@ -187,5 +192,5 @@ def _sync(home: Home, name: str) -> str:
         if not is_running(folder):
             projection.finish("FINISHED" if history.complete else "KILLED")
     except Exception as problem:
-        raise ServerAway(f"MLflow at {uri}: {first_line(problem)}; try again when it answers") from problem
-    return f"{name}: {'brought up to date' if sent else 'was up to date'}, {history.done} iterations at {uri}"
+        raise ServerAway(f"MLflow at {shown}: {first_line(problem)}; try again when it answers") from problem
+    return f"{name}: {'brought up to date' if sent else 'was up to date'}, {history.done} iterations at {shown}"

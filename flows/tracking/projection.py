@@ -17,10 +17,11 @@ from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import exclusive
+from hacrl_core.config.addresses import is_http, userinfo, without_userinfo
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import digest_of
-from hacrl_core.errors import ArtifactError
+from hacrl_core.errors import ArtifactError, ConfigError
 
 # MLflow's limit of metrics in one call.
 _BATCH = 1000
@@ -256,7 +257,26 @@ def tracking_uri(config: CampaignConfig, home: Home) -> str:
 
     The server of ``hacrl up`` uses the same file by default.
     """
+    _move_userinfo()
     return config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or running_mlflow_url(home) or home.tracking_uri
+
+
+def _move_userinfo() -> None:
+    """Move user and password out of a server's address to where MLflow's client reads them.
+
+    The address is shown and logged. A database's address keeps them, because its driver reads them there.
+    """
+    given = os.environ.get("MLFLOW_TRACKING_URI", "")
+    try:
+        found = userinfo(given)
+    except ValueError:
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI: {without_userinfo(given)} is not an address; give e.g. http://host:5000"
+        ) from None
+    if found is None or not is_http(given):
+        return
+    os.environ["MLFLOW_TRACKING_URI"] = without_userinfo(given)
+    os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = found
 
 
 def clean_name(name: str) -> str:

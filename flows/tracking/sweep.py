@@ -1,7 +1,6 @@
 """A sweep in MLflow: a parent run, and below it the runs of every cell, replayed when the cell is finished."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,9 +39,9 @@ class SweepTracker:
         """Send a finished cell's runs."""
         self._later(lambda: self._replay(cell))
 
-    def summarise(self, metrics: dict[str, float], files: list[Any]) -> None:
-        """Send the sweep's own numbers, tables and pictures."""
-        self._later(lambda: self._summarise(metrics, files))
+    def summarise(self, metrics: dict[str, float], files: list[Any], finished_at: float) -> None:
+        """Send the sweep's own numbers, tables and pictures; ``finished_at`` is the time of its newest manifest."""
+        self._later(lambda: self._summarise(metrics, files, finished_at))
 
     def __enter__(self) -> "SweepTracker":
         """Prepare MLflow's environment."""
@@ -91,15 +90,13 @@ class SweepTracker:
         projection.replay(entries)
         projection.finish()
 
-    def _summarise(self, metrics: dict[str, float], files: list[Any]) -> None:
+    def _summarise(self, metrics: dict[str, float], files: list[Any], finished_at: float) -> None:
         from mlflow.entities import Metric
 
         client = self._open()
-        # MLflow shows the newest point, and of equally new ones the largest.
-        now = int(time.time() * 1000)
-        client.log_batch(
-            self._run, metrics=[Metric(clean_name(name), value, now, 0) for name, value in metrics.items()]
-        )
+        # A point of the same time, step and value is the same point: the same sweep again adds none.
+        at = int(finished_at * 1000)
+        client.log_batch(self._run, metrics=[Metric(clean_name(name), value, at, 0) for name, value in metrics.items()])
         client.log_dict(self._run, self._sweep.config.model_dump(mode="json"), "sweep.json")
         for path in files:
             client.log_artifact(self._run, str(path))

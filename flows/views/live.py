@@ -16,6 +16,7 @@ from rich.text import Text
 from flows.run.events import Listener
 from flows.views.text import clock, number, sparkline
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.printable import printable
 from stages.spec import Outcome, StageCall
 
 
@@ -62,7 +63,7 @@ class Display(Listener):
 
     def say(self, message: str) -> None:
         """Print a line."""
-        self.console.print(Text(message))
+        self.console.print(Text(printable(message)))
 
     def warn(self, message: str) -> None:
         """Print a warning, each one once."""
@@ -71,7 +72,7 @@ class Display(Listener):
                 return
             self._told.add(message)
         self._on_warning(message)
-        self.console.print(Text.assemble(("! ", "yellow"), message))
+        self.console.print(Text.assemble(("! ", "yellow"), printable(message)))
 
     # -- events ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
 from hacrl_core.errors import ConfigError
+from hacrl_core.printable import printable
 
 _STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
 
@@ -92,11 +93,17 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
         kind, credits = alike[0]["verdict"], list(alike[0]["credits"].values())
         advantage = f"{credits[0]['advantage']:+.2f}" if credits else ""
         cut = " …" if alike[0]["finish_reason"] == "length" else ""
-        table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(text + cut))
-    question = " ".join(m["content"] for m in prompt["messages"])
-    heading = Text.assemble(("asked: ", "dim"), question, ("   right answer: ", "dim"), (prompt["answer"], "bold"))
+        table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(printable(text) + cut))
+    question = printable(" ".join(m["content"] for m in prompt["messages"]))
+    heading = Text.assemble(
+        ("asked: ", "dim"), question, ("   right answer: ", "dim"), (printable(prompt["answer"]), "bold")
+    )
     return Panel(
-        table, title=heading, title_align="left", subtitle=Text(tags_of(prompt["tags"])), subtitle_align="right"
+        table,
+        title=heading,
+        title_align="left",
+        subtitle=Text(printable(tags_of(prompt["tags"]))),
+        subtitle_align="right",
     )
 
 

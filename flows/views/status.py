@@ -16,6 +16,7 @@ from flows.record.record import campaign_folders, find_campaign, is_running, las
 from flows.views.text import clock, moment, number, short, sparkline
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
+from hacrl_core.printable import printable
 
 _STATES = {"running": "cyan", "complete": "green", "stopped": "yellow", "failed": "red"}
 _KINDS = {"warning": "yellow", "error": "red", "run": "bold", "end": "bold", "cached": "dim", "start": "dim"}
@@ -67,7 +68,7 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
         _add_campaign(campaigns, history, folder)
         _add_agents(agents, history)
         if state_of(history, folder) == "failed":
-            failures.append(Text.assemble((f"{history.config.name} failed: ", "red"), failure(folder) or ""))
+            failures.append(Text.assemble((f"{history.config.name} failed: ", "red"), printable(failure(folder) or "")))
     parts: list[RenderableType] = [*problems, campaigns, *([Text(), *failures] if failures else []), Text(), agents]
     if name is not None and is_running(folders[0]) and (under_way := _under_way(folders[0])):
         parts += [Text(), Text(f"now: {', '.join(under_way)}", style="dim")]
@@ -171,4 +172,6 @@ def show_log(
 
 
 def _coloured(line: Line) -> Text:
-    return Text.assemble((line.at, "dim"), " ", (f"{line.kind:<8}", _KINDS.get(line.kind, "")), " ", line.text)
+    return Text.assemble(
+        (line.at, "dim"), " ", (f"{printable(line.kind):<8}", _KINDS.get(line.kind, "")), " ", printable(line.text)
+    )

@@ -15,6 +15,7 @@ from flows.record.record import Entry
 from flows.run.launch import Summary
 from flows.views.text import gib, percent
 from hacrl_core.artifacts import Store
+from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.contracts.tables import EVALUATION, read_table
 from hacrl_core.errors import ArtifactError
 from hacrl_core.evaluation import Outcomes, by_tag, summarise
@@ -66,7 +67,7 @@ def _gains(accuracies: Mapping[tuple[str, str], Mapping[float, float]]) -> Table
 def _open_mlflow(uri: str) -> str:
     """Return the command that shows a local database, or the address of a server."""
     if not uri.startswith("sqlite:///"):
-        return uri
+        return without_userinfo(uri)
     command = Path(sys.executable).with_name("mlflow")
     return f"{_relative(command)} ui --backend-store-uri sqlite:///{_relative(uri.removeprefix('sqlite:///'))}"
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from hacrl_core.config.addresses import userinfo
 from hacrl_core.config.base import Device, NotIdentity, StrictConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -89,6 +90,17 @@ class VllmEngineConfig(StrictConfig):
         "have "
         "the device's memory to themselves, and loads it again for the next sampling.",
     )
+
+    @field_validator("url")
+    @classmethod
+    def _without_password(cls, value: str | None) -> str | None:
+        """Refuse a password: the config is shown in reports, MLflow and Prefect, and urllib would not send it."""
+        if value is not None and userinfo(value) is not None:
+            raise ValueError(
+                "a user or password in the config would be shown in reports; give the address without it, and the "
+                "server's key in the environment as HACRL_VLLM_API_KEY"
+            )
+        return value
 
 
 EngineConfig = Annotated[BuiltinEngineConfig | VllmEngineConfig, Field(discriminator="kind")]

@@ -2,11 +2,11 @@
 
 import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
+from hacrl_core.config.addresses import is_http, userinfo
 from hacrl_core.config.base import StrictConfig
 
 # Names become parts of rollout ids, MLflow metric names and file names.
@@ -44,9 +44,11 @@ class TrackingConfig(StrictConfig):
     @classmethod
     def _without_password(cls, value: str | None) -> str | None:
         """Refuse a password: the config is shown in reports, MLflow and Prefect."""
-        if value is not None and urlsplit(value).password is not None:
+        found = None if value is None else userinfo(value)
+        if found is not None and value is not None and (found[1] or is_http(value)):
             raise ValueError(
-                "a password in the config would be shown in reports; set MLFLOW_TRACKING_URI in the environment instead"
+                "a user or password in the config would be shown in reports; set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the environment instead (for a database, MLFLOW_TRACKING_URI)"
             )
         return value
 

@@ -15,7 +15,6 @@ import yaml
 
 from flows.home import Home
 from flows.scheduling.api import prefect_api
-from flows.servers.access import without_userinfo
 from tests.flow.conftest import tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -110,6 +109,7 @@ def test_the_password_is_written_nowhere(api: Api) -> None:
             continue
 
 
+@pytest.mark.timeout(600)
 def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
     agents = {"ada": tiny().agents["ada"].model_dump(mode="json", exclude_none=True)}
     agents["ada"]["warmstart"]["steps"] = 20
@@ -119,7 +119,7 @@ def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
     environment = {**kept, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560,
     )  # fmt: skip
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
@@ -130,20 +130,3 @@ def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
     assert runs == ["COMPLETED"]
     assert len(tasks) >= 5
     assert set(tasks) == {"COMPLETED"}
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("http://team:sup3r@host:5000/a?b=c", "http://host:5000/a?b=c"),
-        ("http://team@host", "http://host"),
-        ("https://te:a@m:p@ss@[::1]:1", "https://[::1]:1"),
-        ("http://user:pw@[broken", "[broken"),
-        ("postgresql+psycopg://u:p@h/db", "postgresql+psycopg://h/db"),
-        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
-        ("databricks", "databricks"),
-        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
-    ],
-)
-def test_addresses_are_shown_without_user_and_password(address: str, shown: str) -> None:
-    assert without_userinfo(address) == shown

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -115,6 +116,19 @@ def test_finished_cells_are_skipped(first, place, home):
     assert pool.jobs == []
     assert (outcome.plan.finished, outcome.plan.to_run, outcome.tally.ran) == (4, 0, 0)
     assert "4 cells, 4 finished" in shown
+
+
+def test_a_sweep_run_twice_has_each_point_once_in_mlflow(first, place, home):
+    tracked = {**SWEEP["settings"], "tracking.enabled": True}
+    points = []
+    for _ in range(2):
+        go(place, home, settings=tracked)
+        with sqlite3.connect(home.database) as database:
+            points.append(database.execute("select run_uuid, key, step, value, timestamp from metrics").fetchall())
+    summary = [(key, step) for _, key, step, _, _ in points[0] if key.startswith(("accuracy/gspo/", "accuracy/hacpo/"))]
+    assert len(summary) == 6
+    assert len(points[1]) == len(set(points[1]))
+    assert sorted(points[0]) == sorted(points[1])
 
 
 def test_a_new_seed_and_a_new_variant_run_alone(first, place, home):

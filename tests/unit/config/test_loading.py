@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.config.operation import TrackingConfig
 from hacrl_core.errors import ConfigError
@@ -105,9 +107,31 @@ def test_configs_are_frozen():
 
 
 def test_a_password_does_not_get_into_what_is_shown():
-    with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_URI in the environment instead"):
-        TrackingConfig(uri="postgresql+psycopg2://ada:secret@localhost/mlflow")
-    assert TrackingConfig(uri="http://127.0.0.1:5000").uri == "http://127.0.0.1:5000"
+    for uri in ("postgresql+psycopg2://ada:secret@localhost/mlflow", "http://a:secret@host", "https://token@host"):
+        with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the"):
+            TrackingConfig(uri=uri)
+    for uri in ("http://127.0.0.1:5000", "postgresql://ada@localhost/mlflow", "sqlite:////home/a@b/mlflow.db"):
+        assert TrackingConfig(uri=uri).uri == uri
+    for url in ("http://user:secret@host:8000", "http://secret@host"):
+        with pytest.raises(ValidationError, match="in the environment as HACRL_VLLM_API_KEY"):
+            VllmEngineConfig(url=url)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://team:sup3r@host:5000/a?b=c", "http://host:5000/a?b=c"),
+        ("http://team@host", "http://host"),
+        ("https://te:a@m:p@ss@[::1]:1", "https://[::1]:1"),
+        ("http://user:pw@[broken", "[broken"),
+        ("postgresql+psycopg://u:p@h/db", "postgresql+psycopg://h/db"),
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        ("databricks", "databricks"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+    ],
+)
+def test_addresses_are_shown_without_user_and_password(address, shown):
+    assert without_userinfo(address) == shown
 
 
 @pytest.mark.parametrize("setting", ["agents.ada.device=mps", "generate.engine={kind: builtin, device: mps}"])
