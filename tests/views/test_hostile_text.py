@@ -5,7 +5,7 @@ import json
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -41,6 +41,7 @@ def controls(text: str) -> list[str]:
     return [c for c in text if unicodedata.category(c) == "Cc" and c not in "\n\t"]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_only_newlines_and_tabs_are_left(text: str) -> None:
     shown = printable(text)
