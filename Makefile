@@ -92,9 +92,9 @@ bench-verify: setup  ## Verifier against a plain math-verify loop
 
 lock: setup  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements.lock requirements-bench.lock  # a pin without +cpu would be kept, with all of CUDA
-	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev --extra lora pyproject.toml -o requirements.lock
-	@$(UV) pip compile -q --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
-	@sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock requirements-bench.lock
+	@$(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev --extra lora pyproject.toml -o requirements.lock
+	@$(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
+	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements.lock requirements-bench.lock  # torch: whichever build the machine has
 
 house: setup  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}
