@@ -73,8 +73,23 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Say whether every iteration of the config is done."""
-        return self.done == self.config.iterations
+        """Say whether every iteration of the config is done, and every evaluation that is due."""
+        return self.done == self.config.iterations and not self.missing_evaluations()
+
+    def missing_evaluations(self) -> list[str]:
+        """Name the evaluations that were due in the iterations done, and that did not run on the present versions."""
+        known = {(f.entry.agent, f.entry.variant, f.step): f.manifest for f in self.finished if _is_evaluation(f)}
+        missing = []
+        for agent, settings in self.config.agents.items():
+            last = min(settings.leaves or self.config.iterations, self.config.iterations)
+            for index, version in enumerate(self.versions[agent]):
+                completed = settings.joins + index
+                for benchmark in self.config.evaluate.due(completed, last, settings.joins):
+                    found, evaluated = known.get((agent, benchmark.name, completed)), _manifest(self.store, version)
+                    stale = found and evaluated and found.identity.inputs["agent"] != evaluated.content_digest
+                    if found is None or stale:
+                        missing.append(f"{benchmark.name} of {agent} after {completed}")
+        return missing
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 
@@ -201,6 +216,10 @@ def last(points: Points) -> float | None:
 def by_step(points: Mapping[int, float]) -> Points:
     """Return a mapping from steps as points in the order of steps."""
     return [(float(step), value) for step, value in sorted(points.items())]
+
+
+def _is_evaluation(finished: FinishedStage) -> bool:
+    return finished.entry.stage == "evaluate"
 
 
 def _manifest(store: Store, entry: Entry) -> Manifest | None:

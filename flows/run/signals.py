@@ -8,6 +8,7 @@ nothing to save.
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,6 +18,10 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Sent to the main thread so that it stops waiting; ignored wherever nobody has a handler for it.
+NUDGE = signal.SIGURG
+# A nudge may arrive just before the main thread begins to wait, so there are several (seconds between them).
+NUDGES = (0.0, 0.05, 0.2, 1.0)
 
 
 class Stop(KeyboardInterrupt):
@@ -59,10 +64,49 @@ def raise_on_signals() -> Iterator[None]:
     except ValueError:  # not the main thread: whoever runs us there has the signals
         pass
     try:
-        yield
+        with wake_main_thread():
+            yield
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
+
+
+@contextmanager
+def wake_main_thread() -> Iterator[None]:
+    """Have SIGINT and SIGTERM heard at once inside, whichever thread the kernel gives them to.
+
+    Python runs handlers in the main thread only. A signal that another thread receives does not wake the main thread:
+    where that waits for a stage, the handler would run when the stage ends. Python writes the signal's number into a
+    socket, whoever received it; a thread reads it there and sends the main thread a signal that does nothing else.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(NUDGE) is _nothing:  # somebody around us has done it
+        yield
+        return
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    handler = signal.signal(NUDGE, _nothing)
+    outer = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    main = threading.get_ident()
+
+    def watch() -> None:
+        with ours:
+            while numbers := ours.recv(64):
+                for pause in NUDGES if set(numbers) & set(SIGNALS) else ():
+                    time.sleep(pause)
+                    signal.pthread_kill(main, NUDGE)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(outer)
+        theirs.close()
+        signal.signal(NUDGE, handler)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Interrupt whatever the main thread waits for."""
 
 
 def end_at_once(number: int) -> None:

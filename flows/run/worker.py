@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from flows.run.events import Listener
 from flows.run.placement import Placement, Turn
-from flows.run.signals import die_with_parent
+from flows.run.signals import die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import EngineError, HacrlError
 from stages.runner import run_stage
@@ -247,6 +247,7 @@ def _redirect_output(pipe: Connection) -> None:
     pipe.close()
 
 
+@wake_main_thread()
 def _serve(
     pipe: Connection, parent: int, store_root: Path, place: Placement, printed: Connection | None = None
 ) -> None:

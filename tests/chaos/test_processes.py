@@ -4,6 +4,7 @@ The commands are forked from a process that has everything imported (see ``zygot
 starts are computed once. What Prefect adds to a stop is tested in ``tests/flow/test_workers.py``.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.chaos.commands import ROOT, environment, read_until, start, wait_until_gone
+from tests.chaos.commands import ROOT, environment, processes_of, read_until, start, wait_until_gone
 from tests.chaos.zygote import Zygote
 from tests.flow.conftest import TINY
 
@@ -104,19 +107,49 @@ def test_during_verification_no_verifier_is_left_and_what_was_checked_is_kept(ru
     assert list(shards("*/verdicts-*"))
 
 
+@contextmanager
+def standing_still(command):
+    """The campaign with its workers stopped: a stage is under way and does not end. Nothing is left afterwards."""
+    command.wait_for(lambda: "iteration " in command.text())
+    os.killpg(command.pid, signal.SIGSTOP)
+    os.kill(command.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        if command.end(0.0) is None:
+            os.killpg(command.pid, signal.SIGKILL)
+        for process in processes_of(command.home, command.pid):
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.split()[0]), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_another_thread_receives_is_heard_while_a_stage_runs(run, number):
+    """The kernel may give a signal to any thread; only a thread of the test's choice proves that each will do."""
+    command = run(f"threads-{number}", iterations=500)
+    with standing_still(command):
+        time.sleep(1.0)  # the main thread has nothing to do but to wait for the stage
+        for thread in sorted(int(entry.name) for entry in Path(f"/proc/{command.pid}/task").iterdir()):
+            if thread != command.pid:
+                assert ctypes.CDLL(None).tgkill(command.pid, thread, number) == 0
+                break
+        assert command.end(WITHIN) == 128 + number, command.text()
+        assert "Run the same command again to go on" in command.text()
+        assert "Traceback" not in command.text()
+
+
 def test_a_second_ctrl_c_ends_at_once(run):
     command = run("impatient", iterations=500, update={"learning_rate": 2e-3, "minibatch_prompts": 3})
-    command.wait_for(lambda: "iteration   1/" in command.text())
-    os.killpg(command.pid, signal.SIGSTOP)
-    os.kill(command.pid, signal.SIGCONT)  # its workers stand still: a clean end would have to wait for them
-    os.kill(command.pid, signal.SIGINT)
-    time.sleep(1.5)
-    assert command.end(0.0) is None
-    os.kill(command.pid, signal.SIGINT)
-    assert command.end(WITHIN) == 130, command.text()
-    assert "stopped at once" in command.text()
-    os.killpg(command.pid, signal.SIGCONT)
-    assert wait_until_gone(command.home, GONE, command.pid) == []
+    with standing_still(command):  # a clean end has to wait for its workers, some seconds
+        os.kill(command.pid, signal.SIGINT)
+        time.sleep(1.5)
+        assert command.end(0.0) is None
+        os.kill(command.pid, signal.SIGINT)
+        assert command.end(WITHIN) == 130, command.text()
+        assert "stopped at once" in command.text()
+        os.killpg(command.pid, signal.SIGCONT)
+        assert wait_until_gone(command.home, GONE, command.pid) == []
 
 
 def test_sigterm_while_prefect_starts(tmp_path):

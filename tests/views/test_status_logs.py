@@ -93,6 +93,22 @@ def test_a_campaign_that_failed_says_so_and_why_until_it_runs_again(own):
     assert "failed" not in shown(own)
 
 
+@pytest.mark.parametrize("agent", ["ada", "ben"])
+def test_a_campaign_whose_last_evaluation_did_not_run_is_not_complete(own, agent):
+    assert "complete" in shown(own, "seen")
+    record = own.campaign("seen") / "stages.jsonl"
+    lines = record.read_text().splitlines()
+    last = [line for line in lines if '"evaluate"' in line and f'"agent": "{agent}"' in line][-1]
+    record.write_text("".join(f"{line}\n" for line in lines if line != last))
+    text = shown(own, "seen")
+    assert "3/3" in text
+    assert "complete" not in text
+    assert "stopped" in text
+    assert read_history(Store(own.store), own.campaign("seen")).missing_evaluations() == [
+        f"held_out of {agent} after 3"
+    ]
+
+
 def test_many_campaigns_are_counted_and_a_long_name_does_not_break_the_table(own):
     for number in range(14):
         with Record(

@@ -1,0 +1,51 @@
+"""Signals are heard while the main thread waits, whichever thread receives them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WAITING = """
+import signal, sys, threading, time
+from concurrent.futures import Future
+from flows.run.signals import Stop, raise_on_signals
+
+def send(numbers):
+    time.sleep(0.5)  # until the main thread waits
+    for number in numbers:
+        signal.pthread_kill(threading.get_ident(), number)
+        time.sleep(2.5)
+
+with raise_on_signals():  # the command
+    threading.Thread(target=send, args=([int(word) for word in sys.argv[1:]],), daemon=True).start()
+    try:
+        with raise_on_signals():  # its stages
+            Future().result()
+    except Stop as stop:
+        print("stopped", stop.number, flush=True)
+        if len(sys.argv) > 2:
+            Future().result()  # a clean end that takes its time
+        sys.exit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_another_thread_wakes_the_main_thread(number):
+    done = wait_with([number])
+    assert (done.returncode, done.stdout) == (128 + number, f"stopped {int(number)}\n"), done.stderr
+
+
+def test_the_second_signal_to_another_thread_ends_at_once():
+    done = wait_with([signal.SIGINT, signal.SIGINT])
+    assert (done.returncode, done.stdout) == (130, "stopped 2\n"), done.stderr
+
+
+def wait_with(numbers):
+    words = [str(int(number)) for number in numbers]
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores it
+    return subprocess.run(
+        [sys.executable, "-c", WAITING, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=heed
+    )
