@@ -87,8 +87,9 @@ bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimat
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
-bench-verify: setup  ## Verifier against a plain math-verify loop
+bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
+	@$(BIN)/python benchmarks/verify_truth.py
 
 lock: setup  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements.lock requirements-bench.lock  # a pin without +cpu would be kept, with all of CUDA

@@ -21,6 +21,7 @@ from flows.agents.find import (
     Subject,
     change_benchmark,
     change_generation,
+    change_verification,
     find_agent,
     find_benchmarks,
     problems_digest,
@@ -78,12 +79,13 @@ def evaluate_agent(
 
 
 def _evaluate_call(subject: Subject, benchmark: BenchmarkConfig, changes: Changes) -> StageCall:
+    verify = change_verification(subject.verify, changes)
     config = EvaluateSlice(
         benchmark=benchmark,
         content_digest=problems_digest(benchmark),
         generate=change_generation(subject.generate, changes),
-        verify=subject.verify,
-        verifier_source=verifier_source(subject.verify.verifier),
+        verify=verify,
+        verifier_source=verifier_source(verify.verifier),
         chat_template=subject.chat_template,
     )
     seed = derive_seed(subject.seed, "evaluate")

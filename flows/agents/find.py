@@ -39,6 +39,7 @@ class Changes:
     limit: int | None = None
     engine: str | None = None
     batch_size: int | None = None
+    verifier: str | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,13 @@ def change_generation(settings: GenerateConfig, changes: Changes) -> GenerateCon
     if changes.engine is not None and changes.engine != settings.engine.kind:
         raw["engine"] = {"kind": changes.engine}
     return validate(raw, GenerateConfig, "hacrl eval")
+
+
+def change_verification(settings: VerifyConfig, changes: Changes) -> VerifyConfig:
+    """Return the settings of verification with the command line's verifier, validated again."""
+    if changes.verifier is None:
+        return settings
+    return validate(settings.model_dump() | {"verifier": changes.verifier}, VerifyConfig, "hacrl eval")
 
 
 def problems_digest(benchmark: BenchmarkConfig) -> str:

@@ -105,6 +105,13 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Responses sampled at a time; a lower number saves memory.")
     ] = None,
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            help="strict, math, exact, numeric or my_module:my_fn. Default: the verifier of the agent's campaign, else "
+            "strict."
+        ),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Evaluate an agent, trained here or elsewhere, on benchmarks. Results in the store are not computed again."""
@@ -113,7 +120,7 @@ def evaluate(
     from flows.views.summary import show_evaluations
 
     console = Console()
-    changes = Changes(samples, temperature, max_tokens, limit, engine, batch_size)
+    changes = Changes(samples, temperature, max_tokens, limit, engine, batch_size, verifier)
     show_evaluations(console, *evaluate_agent(agent, benchmark or (), changes, Home.find(home), console))
 
 

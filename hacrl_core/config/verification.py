@@ -9,7 +9,7 @@ from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictCon
 
 Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
 
-_BUILT_IN = ("math", "exact", "numeric")
+_BUILT_IN = ("strict", "math", "exact", "numeric")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -33,8 +33,9 @@ class VerifyConfig(StrictConfig):
     """Settings of the verify stage."""
 
     verifier: str = Field(
-        default="math",
-        description="'math', 'exact', 'numeric', or the user's own function as 'my_module:my_fn'.",
+        default="strict",
+        description="'strict', 'math' (lenient, for campaigns begun with it), 'exact', 'numeric', or the user's own "
+        "function as 'my_module:my_fn'.",
     )
     fallbacks: tuple[Fallback, ...] = Field(
         default=("phrase", "last", "whole"),

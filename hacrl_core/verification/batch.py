@@ -10,10 +10,14 @@ from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification.maths import MathsVerifier, response_is_boxed
 from hacrl_core.verification.pool import Group, Limits, shared_pool
+from hacrl_core.verification.strict import StrictVerifier
 from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier, base_reward, shaped_reward
 from hacrl_core.verification.verifiers import UserVerifier, find_verifier
 
 _MAX_GROUP = 32
+_MATHS = (StrictVerifier, MathsVerifier)
+# How many times timeout_seconds an answer may use in its second try, alone.
+_ALONE = 2
 
 
 @dataclass(slots=True)
@@ -103,20 +107,42 @@ def _outcomes(
         done += weights[index]
     if on_progress and done:
         on_progress(done, total)
-    if waiting:
-        keys = list(waiting)
+    keys = list(waiting)
 
-        def take(key: int, result: dict[str, Any]) -> None:
-            nonlocal done
-            for index in waiting[keys[key]]:
-                outcomes[index] = _from_worker(result, keys[key][1], verifier)
-                done += weights[index]
-            if on_progress:
-                on_progress(done, total)
+    def take(key: int, result: dict[str, Any]) -> None:
+        nonlocal done
+        for index in waiting[keys[key]]:
+            outcomes[index] = _from_worker(result, keys[key][1], verifier)
+            done += weights[index]
+        if on_progress:
+            on_progress(done, total)
 
-        with shared_pool() as pool:
-            pool.run(_groups(keys, verifier, config), _limits(config), _preload(verifier), take)
+    if keys:
+        _run_workers(keys, verifier, config, take)
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _run_workers(
+    keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfig, take: Callable[[int, dict[str, Any]], None]
+) -> None:
+    """Have workers compare every pair; one that runs out of time beside others gets twice the time, alone.
+
+    The load of a machine must not decide between a verdict and a timeout. A user's function has no second try.
+    """
+    late: list[int] = []
+
+    def take_in_time(key: int, result: dict[str, Any]) -> None:
+        if result["verdict"] == "timeout" and not isinstance(verifier, UserVerifier):
+            late.append(key)
+        else:
+            take(key, result)
+
+    groups = _groups(keys, verifier, config)
+    with shared_pool() as pool:
+        pool.run(groups, _limits(config), _preload(verifier), take_in_time)
+        again = [_alone(group, key) for group in groups for key in group.keys if key in late]
+        if again:
+            pool.run(again, _limits(config, alone=True), _preload(verifier), take)
 
 
 def _groups(keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfig) -> list[Group]:
@@ -124,8 +150,8 @@ def _groups(keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfi
     assert verifier.task is not None
     by_gold: dict[str, list[tuple[int, tuple[str, str]]]] = {}
     for key, (gold, answer) in enumerate(keys):
-        pair = verifier.payload(gold, answer) if isinstance(verifier, MathsVerifier) else (gold, answer)
-        by_gold.setdefault(pair[0], []).append((key, pair))
+        prepared = verifier.payload(gold, answer) if isinstance(verifier, _MATHS) else (gold, answer)
+        by_gold.setdefault(prepared[0], []).append((key, prepared))
     groups = []
     for members in by_gold.values():
         members.sort(key=lambda member: len(member[1][1]))
@@ -137,18 +163,23 @@ def _groups(keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfi
     return groups
 
 
-def _limits(config: VerifyConfig) -> Limits:
+def _alone(group: Group, key: int) -> Group:
+    return Group([key], [group.pairs[group.keys.index(key)]], group.task, group.options)
+
+
+def _limits(config: VerifyConfig, *, alone: bool = False) -> Limits:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    times = _ALONE if alone else 1
     return Limits(
-        cpu_seconds=config.timeout_seconds,
-        wall_seconds=config.wall_timeout_seconds or 10 * config.timeout_seconds,
+        cpu_seconds=config.timeout_seconds * times,
+        wall_seconds=(config.wall_timeout_seconds or 10 * config.timeout_seconds) * times,
         memory_mb=config.memory_mb,
-        workers=config.workers or min(8, cores),
+        workers=1 if alone else config.workers or min(8, cores),
     )
 
 
 def _preload(verifier: Verifier) -> str:
-    return "hacrl_core.verification.symbolic" if isinstance(verifier, MathsVerifier) else ""
+    return "hacrl_core.verification.symbolic" if isinstance(verifier, _MATHS) else ""
 
 
 def _from_worker(result: dict[str, Any], answer: str, verifier: Verifier) -> _Outcome:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_BOX = re.compile(r"\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
+# The look-behind keeps a long run of backslashes from being searched from each of its places.
+_BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MAX_JOINED = 64
 # An answer outside a box is looked for at the end only, which also bounds the search.

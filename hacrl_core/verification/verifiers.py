@@ -13,6 +13,7 @@ from hacrl_core.verification.extraction import extract_answer, extract_gold
 from hacrl_core.verification.maths import MathsVerifier, quantity
 from hacrl_core.verification.normalise import text_key
 from hacrl_core.verification.numbers import close
+from hacrl_core.verification.strict import StrictVerifier
 from hacrl_core.verification.verdict import Judgement, VerdictKind, Verifier
 
 
@@ -63,7 +64,7 @@ class UserVerifier:
 
 
 _BUILT_IN: dict[str, Verifier] = {
-    verifier.name: verifier for verifier in (MathsVerifier(), ExactVerifier(), NumericVerifier())
+    verifier.name: verifier for verifier in (StrictVerifier(), MathsVerifier(), ExactVerifier(), NumericVerifier())
 }
 
 

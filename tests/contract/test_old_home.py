@@ -24,6 +24,10 @@ from flows.cli import app
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = Path(__file__).with_name("old_home")
 CAMPAIGN = "old-home"
+# In the home's time `math` was the verifier of a config that names none. Now it is `strict`, on purpose, and its
+# verdicts are other artifacts. Who goes on with such a campaign names the verifier that it was begun with.
+AS_THEN = ("--set", "verify.verifier=math")
+CHECKPOINT = "checkpoint --benchmark arithmetic --limit 8 --max-tokens 20 --verifier math"
 # Of the campaign: 2 warm starts, 4 evaluations, and in two iterations 2 samples, 20 calls of the agents, 2 references.
 STAGES = 30
 
@@ -99,7 +103,7 @@ def old(tmp_path: Path) -> OldHome:
 
 
 def test_the_whole_campaign_is_answered_from_the_cache(old: OldHome) -> None:
-    text = old("run", "campaign.yaml")
+    text = old("run", "campaign.yaml", *AS_THEN)
     assert f"All {STAGES} stages were in the cache; nothing had to run" in text
     assert not (old.root / "prefect").exists(), "a server was started although nothing had to run"
     old.assert_nothing_was_computed()
@@ -108,7 +112,9 @@ def test_the_whole_campaign_is_answered_from_the_cache(old: OldHome) -> None:
 def test_the_sweep_computes_nothing_and_its_results_are_those_of_then(old: OldHome) -> None:
     before = old.files("sweeps/old-sweep/*.csv")
     assert len(before) == 3
-    assert "0 stages ran (0 planned)" in old("sweep", "sweep.yaml")
+    assert "0 stages ran (0 planned)" in old(
+        "sweep", "sweep.yaml", "--set", "settings={iterations: 1, verify.verifier: math}"
+    )
     assert old.files("sweeps/old-sweep/*.csv") == before
     old.assert_nothing_was_computed()
 
@@ -116,7 +122,7 @@ def test_the_sweep_computes_nothing_and_its_results_are_those_of_then(old: OldHo
 @pytest.mark.parametrize(
     "words",
     [
-        ("checkpoint", "--benchmark", "arithmetic", "--limit", "8", "--max-tokens", "20"),  # taken in by adopt
+        tuple(CHECKPOINT.split()),  # taken in by adopt
         ("old-home/ada",),
         ("old-home/ben@0", "--benchmark", "held_out"),
     ],

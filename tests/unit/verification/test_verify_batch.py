@@ -1,5 +1,6 @@
 r"""``verify_batch`` on answers that need no worker, and its promises to callers."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError, VerificationError
-from hacrl_core.verification import Verdict, VerdictKind, check_error_share, verify_batch
+from hacrl_core.verification import Verdict, VerdictKind, batch, check_error_share, verify_batch
 
 
 def kinds(responses: list[str], golds: list[str], **config: object) -> list[str]:
@@ -19,7 +20,7 @@ def test_order_and_rewards() -> None:
     assert [v.verdict for v in verdicts] == ["correct", "unparseable", "incorrect", "incorrect"]
     assert [v.reward for v in verdicts] == [1.0, 0.0, 0.0, 0.0]
     assert verdicts[0].extracted_answer == "4"
-    assert verdicts[0].verifier == "math"
+    assert verdicts[0].verifier == "strict"
 
 
 def test_empty_batch() -> None:
@@ -76,6 +77,38 @@ def test_error_share() -> None:
     check_error_share([*good, verdict(VerdictKind.ERROR)], VerifyConfig(max_error_share=0.0))
     with pytest.raises(VerificationError, match="2 of 12"):
         check_error_share([*good, *[verdict(VerdictKind.ERROR)] * 2], VerifyConfig(max_error_share=0.1))
+
+
+class TwoRuns:
+    """A pool in which one answer runs out of time beside the others; ``late`` says what it is when it runs alone."""
+
+    def __init__(self, late: str) -> None:
+        self.late, self.runs = late, []  # type: ignore[var-annotated]
+
+    def run(self, groups, limits, preload, on_result) -> None:  # type: ignore[no-untyped-def]
+        self.runs.append((limits.cpu_seconds, limits.workers, [len(group.keys) for group in groups]))
+        for group in groups:
+            for key, (_, answer) in zip(group.keys, group.pairs, strict=True):
+                slow = "z" in answer
+                verdict = ("timeout" if len(self.runs) == 1 else self.late) if slow else "incorrect"
+                on_result(key, {"verdict": verdict, "milliseconds": 1.0})
+
+
+@pytest.mark.parametrize("late", ["correct", "timeout"])
+def test_what_runs_out_of_time_beside_others_is_tried_again_alone(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = TwoRuns(late)
+    monkeypatch.setattr(batch, "shared_pool", lambda: contextlib.nullcontext(pool))
+    responses = [r"\boxed{a+b}", r"\boxed{z+b}", r"\boxed{z+b}"]
+    seen: list[tuple[int, int]] = []
+    verdicts = verify_batch(
+        responses,
+        ["x+y"] * 3,
+        VerifyConfig(timeout_seconds=1.5, workers=4),
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [v.verdict.value for v in verdicts] == ["incorrect", late, late]
+    assert pool.runs == [(1.5, 4, [2]), (3.0, 1, [1])]
+    assert seen[-1] == (3, 3)
 
 
 def test_light_import_and_no_worker_for_what_text_and_numbers_decide() -> None:

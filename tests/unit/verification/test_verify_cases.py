@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.verification import verify_batch
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -36,10 +37,25 @@ def box(case: dict[str, Any]) -> str:
     return f"\\boxed{{{case['predicted']}}}" if case["form"] == "answer" else str(case["predicted"])
 
 
+#: Labels that strict accepts although they say wrong, each explained in docs/verification.md.
+STRICT_ACCEPTS = {"v0031", "v0032", "v0187", "v0299", "v0306", "v0346"}
+
+
+@pytest.mark.slow
+def test_labelled_cases_by_strict() -> None:
+    cases = load("verifier_cases")
+    verdicts = verify_batch([box(case) for case in cases], [case["gold"] for case in cases])
+    found = [verdict.verdict == "correct" for verdict in verdicts]
+    accepted = {case["id"] for case, said in zip(cases, found, strict=True) if said and not case["expected"]}
+    assert accepted == STRICT_ACCEPTS
+    assert sum(said == case["expected"] for case, said in zip(cases, found, strict=True)) >= 407
+
+
 @pytest.mark.slow
 def test_labelled_cases() -> None:
     cases = load("verifier_cases")
-    verdicts = verify_batch([box(case) for case in cases], [case["gold"] for case in cases])
+    lenient = VerifyConfig(verifier="math")
+    verdicts = verify_batch([box(case) for case in cases], [case["gold"] for case in cases], lenient)
     found = [verdict.verdict == "correct" for verdict in verdicts]
     wrong = {case["id"] for case, correct in zip(cases, found, strict=True) if correct != case["expected"]}
     false_positives = sum(correct and not case["expected"] for case, correct in zip(cases, found, strict=True))

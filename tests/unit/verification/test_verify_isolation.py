@@ -71,11 +71,13 @@ def test_symbolic_answers() -> None:
 def test_a_bomb_costs_one_verdict_and_the_pool_goes_on() -> None:
     bombs = [r"\boxed{((28^{9999})^{999})^{93}}", r"\boxed{9^{9^{9^9}}}", r"\boxed{(9999!)^{9999}}"]
     started = time.monotonic()
-    verdicts = verify_batch([*bombs, r"\boxed{y+x}"], ["12", "12", "12", "x+y"], VerifyConfig(timeout_seconds=1.0))
+    # The lenient verifier computes more; the second try of a timeout has twice the time.
+    limits = VerifyConfig(verifier="math", timeout_seconds=1.0)
+    verdicts = verify_batch([*bombs, r"\boxed{y+x}"], ["12", "12", "12", "x+y"], limits)
     assert [v.verdict.value for v in verdicts[1::2]] == ["unparseable", "correct"]
     assert {v.reward for v in verdicts[:3]} == {0.0}
     assert "timeout" in {v.verdict.value for v in verdicts[:3]}
-    assert max(v.milliseconds for v in verdicts) <= 1050
+    assert max(v.milliseconds for v in verdicts) <= 2050
     assert time.monotonic() - started < 60
 
 

@@ -1,0 +1,235 @@
+r"""Compare two answers by their shapes, and formulas in them exactly: the ``strict`` verifier in a worker."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+from sympy.core.function import AppliedUndef
+
+from hacrl_core.verification.exact import same_expression
+from hacrl_core.verification.latex import Formula, read_formula
+from hacrl_core.verification.reading import decide, read_quantity
+from hacrl_core.verification.structure import Node, read_shape
+from hacrl_core.verification.symbolic import read
+from hacrl_core.verification.units import split_known_unit
+
+_NAME = re.compile(
+    r"(?:(?:\\Delta\s*)?\\?[A-Za-z]+|\\text\{[A-Za-z ]+\}|\\(?:angle|triangle)\s*[A-Z]{1,3})(?:_\{[^{}]*\}|_\w)?'*"
+    r"(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
+)
+# A quantity that a gold names by its points: |AB|, \\angle ABC, \\frac{NO}{BO}, V_1:V_2.
+_POINTS = re.compile(r"(?:[A-Z](?:_\{?\w+\}?)?|\\(?:angle|triangle|overline|frac|odot|cdot)|[{}|:/ ()])+")
+_CALL = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*\(\s*[A-Za-z]\s*\)")
+_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+(?<!infty)(?<!pi))(?:_\{?\w+\}?)?(?:\s*\([A-Za-z]\))?")
+_LIMITS = re.compile(r"\\(?:sum|prod|int|lim)(?![A-Za-z])")
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_BRACKETS = {"<": ("(", ")"), "\\le": ("[", "]")}
+
+
+_UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, AppliedUndef)
+
+
+class Unreadable(Exception):
+    """A formula of the answer has no reading."""
+
+
+def compare_shapes(gold: str, answer: str, tolerance: float) -> bool:
+    """Return whether two answers are the same; raise `Unreadable` when the answer is no mathematics."""
+    return _same(read_shape(gold), read_shape(answer), tolerance)
+
+
+def _same(gold: Node, answer: Node, tolerance: float) -> bool:
+    gold, answer = _without_membership(gold, answer)
+    if "chain" in (gold.kind, answer.kind):
+        return _same_chains(gold, answer, tolerance)
+    kinds = gold.kind, answer.kind
+    if kinds == ("formula", "formula"):
+        return _same_formula(gold.text, answer.text, tolerance)
+    if kinds in (("list", "list"), ("set", "set"), ("list", "set"), ("set", "list"), ("union", "union")):
+        return _same_collection(gold.parts, answer.parts, tolerance)
+    if kinds == ("list", "tuple") or gold.kind != answer.kind or gold.signs != answer.signs:
+        return False
+    return _same_sequence(gold.parts, answer.parts, tolerance)
+
+
+def _without_membership(gold: Node, answer: Node) -> tuple[Node, Node]:
+    r"""Drop ``x \in`` before a set; two different variables stay different."""
+    sides = [gold, answer]
+    names = []
+    for place, side in enumerate(sides):
+        if side.kind == "chain" and side.signs == ("\\in",) and _NAME.fullmatch(side.parts[0].text):
+            names.append(side.parts[0].text)
+            sides[place] = side.parts[1]
+    return (gold, answer) if len(set(names)) > 1 else (sides[0], sides[1])
+
+
+def _same_sequence(gold: Sequence[Node], answer: Sequence[Node], tolerance: float) -> bool:
+    return len(gold) == len(answer) and all(_same(a, b, tolerance) for a, b in zip(gold, answer, strict=True))
+
+
+def _same_collection(gold: Sequence[Node], answer: Sequence[Node], tolerance: float) -> bool:
+    """Compare without order: every part has exactly one partner."""
+    if len(gold) != len(answer):
+        return False
+    left = list(answer)
+    for part in gold:
+        partner = next((other for other in left if _same(part, other, tolerance)), None)
+        if partner is None:
+            return False
+        left.remove(partner)
+    return True
+
+
+def _same_chains(gold: Node, answer: Node, tolerance: float) -> bool:
+    """Compare when at least one side is a chain of relations."""
+    if gold.kind == answer.kind == "chain":
+        if set(gold.signs + answer.signs) <= {"=", "\\approx"}:
+            return _same_equations(gold, answer, tolerance)
+        return _same_inequalities(gold, answer, tolerance)
+    chain, other = (gold, answer) if gold.kind == "chain" else (answer, gold)
+    if set(chain.signs) <= {"=", "\\approx"}:
+        values = _values_of(chain, trusted=chain is gold)
+        return any(
+            _same(value, other, tolerance) if chain is gold else _same(other, value, tolerance) for value in values
+        )
+    if other.kind == "tuple" and (interval := _interval(chain)) is not None:
+        return _same_interval(interval, (other.signs, other.parts), tolerance)
+    return False
+
+
+def _values_of(chain: Node, *, trusted: bool = False) -> list[Node]:
+    r"""Return what a chain says: the value of ``name = value`` or of members that are all equal; else nothing.
+
+    Before ``\approx`` stands the exact value and behind it a rounded one, and both are meant.
+    """
+    members, signs = list(chain.parts), list(chain.signs)
+    if _is_name(members[0], trusted):
+        members, signs = members[1:], signs[1:]
+    for one, sign, following in zip(members, signs, members[1:], strict=False):
+        if not (_same(one, following, 0.0) or (sign == "\\approx" and _rounds_to(one, following))):
+            return []
+    return [members[0], members[-1]] if "\\approx" in signs else members[-1:]
+
+
+def _is_name(node: Node, trusted: bool) -> bool:
+    if node.kind in ("tuple", "ratio"):
+        return all(_is_name(part, trusted) for part in node.parts)
+    text = node.text.strip()
+    return node.kind == "formula" and bool(_NAME.fullmatch(text) or (trusted and _POINTS.fullmatch(text)))
+
+
+def _rounds_to(exact: Node, rounded: Node) -> bool:
+    """Return whether a decimal is within one unit of its last place of a value."""
+    known, other = _formula(exact.text), _formula(rounded.text)
+    if known is None or other is None or (known.value - other.value).free_symbols:
+        return False
+    places = len(rounded.text.strip().partition(".")[2])
+    return bool(abs((known.value - other.value).evalf(30)) <= sympy.Rational(1, 10**places))
+
+
+def _same_equations(gold: Node, answer: Node, tolerance: float) -> bool:
+    names = [side.parts[0].text.replace(" ", "") for side in (gold, answer)]
+    defines = [bool(_CALL.fullmatch(name)) or name == "y" for name in names]
+    if names[0] == names[1] or all(defines):
+        values = _values_of(answer)
+        if any(_same(known, value, tolerance) for known in _values_of(gold, trusted=True) for value in values):
+            return True
+    if len(gold.parts) != 2 or len(answer.parts) != 2:
+        return False
+    return _proportional(gold, answer, tolerance) is not None
+
+
+def _proportional(gold: Node, answer: Node, tolerance: float) -> Any:
+    """Return the constant by which two relations ``left − right`` differ; None when there is none."""
+    sides = [_formula(part.text, trusted=side is gold) for side in (gold, answer) for part in side.parts]
+    if any(side is None for side in sides):
+        return None
+    known, other = sides[0].value - sides[1].value, sides[2].value - sides[3].value  # type: ignore[union-attr]
+    if not known.free_symbols or known.free_symbols != other.free_symbols:
+        return None
+    symbols = sorted(known.free_symbols, key=str)
+    point = {symbol: sympy.Rational(37 + 11 * place, 10) for place, symbol in enumerate(symbols)}
+    above, below = known.subs(point), other.subs(point)
+    if above == 0 or below == 0 or not (above.is_finite and below.is_finite):
+        return None
+    factor = above / below
+    rounded = any(side.rounded for side in sides)  # type: ignore[union-attr]
+    return factor if same_expression(known, factor * other, tolerance if rounded else 0.0) else None
+
+
+def _same_inequalities(gold: Node, answer: Node, tolerance: float) -> bool:
+    if gold.signs == answer.signs and _same_sequence(gold.parts, answer.parts, tolerance):
+        return True
+    sides = _interval(gold), _interval(answer)
+    if sides[0] is not None and sides[1] is not None and _variable(gold) == _variable(answer):
+        return _same_interval(sides[0], sides[1], tolerance)
+    if len(gold.parts) != 2 or len(answer.parts) != 2:
+        return False
+    factor = _proportional(gold, answer, tolerance)
+    if factor is None or not factor.is_real:
+        return False
+    sign = answer.signs[0] if factor > 0 else _FLIPPED.get(answer.signs[0], answer.signs[0])
+    return bool(sign == gold.signs[0])
+
+
+def _variable(chain: Node) -> str:
+    return next((part.text.strip() for part in chain.parts if _VARIABLE.fullmatch(part.text.strip())), "")
+
+
+def _interval(chain: Node) -> tuple[tuple[str, ...], tuple[Node, ...]] | None:
+    """Return brackets and ends of ``a < x \\le b`` or of a one-sided bound on a variable; None for anything else."""
+    parts, signs = list(chain.parts), list(chain.signs)
+    if signs and signs[0] in (">", "\\ge"):
+        parts, signs = parts[::-1], [_FLIPPED.get(sign, sign) for sign in reversed(signs)]
+    if any(sign not in _BRACKETS for sign in signs) or not 2 <= len(parts) <= 3:
+        return None
+    places = [place for place, part in enumerate(parts) if _VARIABLE.fullmatch(part.text.strip())]
+    if len(parts) == 3:
+        if places != [1]:
+            return None
+        return (_BRACKETS[signs[0]][0], _BRACKETS[signs[1]][1]), (parts[0], parts[2])
+    if places == [0]:
+        return ("(", _BRACKETS[signs[0]][1]), (Node("formula", "-\\infty"), parts[1])
+    if places == [1]:
+        return (_BRACKETS[signs[0]][0], ")"), (parts[0], Node("formula", "\\infty"))
+    return None
+
+
+def _same_interval(
+    gold: tuple[tuple[str, ...], tuple[Node, ...]], answer: tuple[tuple[str, ...], tuple[Node, ...]], tolerance: float
+) -> bool:
+    return gold[0] == answer[0] and _same_sequence(gold[1], answer[1], tolerance)
+
+
+def _same_formula(gold: str, answer: str, tolerance: float) -> bool:
+    decision = decide(gold, answer, tolerance)
+    if decision is not None:
+        return decision
+    known_unit = read_quantity(gold, True).unit
+    known, other = _formula(gold, trusted=True), _formula(answer, gold_unit=known_unit)
+    if other is None:
+        raise Unreadable(answer)
+    if known is None:
+        return False
+    unit = read_quantity(answer, False, known_unit).unit
+    if (known_unit and unit and known_unit != unit) or (known_unit and "%" in answer and "%" not in gold):
+        return False
+    if _LIMITS.search(gold + answer) and (known.value.has(*_UNFINISHED) or other.value.has(*_UNFINISHED)):
+        # math-verify's reader has one case for letters, and values of these are approximations: only the same form.
+        capitals = [sorted(filter(str.isupper, text)) for text in (gold, answer)]
+        return bool(known.value == other.value) and capitals[0] == capitals[1]
+    rounded = known.rounded or other.rounded
+    return same_expression(known.value, other.value, tolerance if rounded else 0.0)
+
+
+def _formula(text: str, *, trusted: bool = False, gold_unit: str = "") -> Formula | None:
+    """Read a formula behind which a unit may stand; sums, products, limits and integrals are read by math-verify."""
+    body = split_known_unit(text, trusted=trusted, gold_unit=gold_unit)[0]
+    formula = read_formula(body)
+    if formula is None and _LIMITS.search(body):
+        value = read(body)
+        if isinstance(value, sympy.Expr):
+            value = value.doit()
+            return Formula(value, value.has(sympy.Float))
+    return formula

@@ -1,0 +1,93 @@
+r"""The ``strict`` verifier in this process: which answer counts, and what text and exact numbers decide about it."""
+
+import re
+
+from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.verification.extraction import Extraction, after_thinking, extract_answer, extract_gold
+from hacrl_core.verification.gates import gate
+from hacrl_core.verification.normalise import clean, list_words
+from hacrl_core.verification.reading import decide
+from hacrl_core.verification.verdict import Judgement, VerdictKind
+
+# As symbolic.STRICT_MARK, which this process must not import: it would load sympy.
+_MARK = "\x1e"
+_WORDS = re.compile(r"(?<![\\{A-Za-z_])[A-Za-z]{3,}(?:'[a-z]+)?")
+_SHORT_WORDS = "the not and for are was all any can has yes one two six ten out but nor may its odd non none"
+_MATH_WORDS = "sqrt sin cos tan cot sec csc log exp inf infinity frac cdot times circ"
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_SENTENCE = re.compile(r"[.;!?](?=\s|$)|\n")
+# A sentence is looked at so far around its answer.
+_NEAR = 300
+# Denied: no other number stands between the word and the answer. "not 41 but 42" denies 41.
+_DENIED = re.compile(r"(?:\b(?:not|never|cannot|neither|nor|except|than|unlikely)\b|n['’]t\b)[^\d\n]*$", re.IGNORECASE)
+_HEDGED = re.compile(
+    r"\b(?:either|neither|between|maybe|perhaps|possibly)\b[^.;\n]*$|\b(?:could|might|may)\s+(?:also\s+)?be\W*$"
+    r"|\d\W*\s(?:or|nor)\W+$",
+    re.IGNORECASE,
+)
+_TAKEN_BACK = re.compile(
+    r"^[^\d\n]*?\b(?:is|was|looks|seems)\s*(?:not\b|n['’]t\b|wrong\b|incorrect\b)|^\W*or\s", re.IGNORECASE
+)
+
+
+class StrictVerifier:
+    """Accept an answer only when it is proved equal to the gold; see docs/verification.md for the policies."""
+
+    name = "strict"
+    task: str | None = "hacrl_core.verification.symbolic:compare_strict"
+
+    def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
+        """Decide by text and exact numbers, or ask for a worker."""
+        found = extract_answer(response, config.fallbacks)
+        if not found.answer or _unsure(found, response):
+            return Judgement(VerdictKind.UNPARSEABLE, "")
+        target, answer = extract_gold(gold), found.joined
+        if len(answer) > config.max_answer_chars:
+            # The comparisons below are for answers of an answer's size; beyond it only the very same text is right.
+            same = "".join(answer.split()) == "".join(target.split())
+            return Judgement(VerdictKind.CORRECT if same else VerdictKind.UNPARSEABLE, answer)
+        decision = decide(target, answer, config.tolerance)
+        if decision is not None:
+            return Judgement(VerdictKind.CORRECT if decision else VerdictKind.INCORRECT, answer)
+        if gate(answer, config.max_answer_chars):
+            return Judgement(VerdictKind.UNPARSEABLE, answer)
+        if gate(target, config.max_answer_chars) or is_prose(target) or is_prose(answer):
+            # Such a text has no mathematical reading: only the same text is right.
+            return Judgement(VerdictKind.INCORRECT, answer)
+        return Judgement(None, answer)
+
+    def payload(self, gold: str, answer: str) -> tuple[str, str]:
+        """Return the pair of texts to send to a worker."""
+        return _MARK + list_words(_kept(extract_gold(gold))), list_words(_kept(answer))
+
+
+def _kept(text: str) -> str:
+    """Clean LaTeX, but keep the sign of a currency, which decides about units."""
+    sign = "\\$" if re.match(r"^\s*-?\s*(?:\\?\$)\s*\d[\d.,]*\s*$", text) else ""
+    return sign + clean(text)
+
+
+def is_prose(text: str) -> bool:
+    """Return whether words of a sentence stand outside of units: then a formula is not all that the text says."""
+    words = _WORDS.findall(_TEXT.sub(" ", clean(text)))
+    return any(
+        word.casefold() not in _MATH_WORDS.split() and (len(word) > 4 or word.casefold() in _SHORT_WORDS.split())
+        for word in words
+    )
+
+
+def _unsure(found: Extraction, response: str) -> bool:
+    """Return whether an answer outside a box stands in a sentence that denies it or names another."""
+    if found.boxed:
+        return False
+    text = after_thinking(response)
+    last = found.answer.split(",")[-1].strip(" \\%")
+    place = text.rfind(last)
+    if place < 0:
+        return False
+    begin = max((match.end() for match in _SENTENCE.finditer(text, 0, place)), default=0)
+    ended = _SENTENCE.search(text, place + len(last))
+    end = place + len(last)
+    before = text[max(begin, place - _NEAR) : place]
+    after = text[end : min(ended.start() if ended else len(text), end + _NEAR)]
+    return bool(_DENIED.search(before) or _HEDGED.search(before) or _TAKEN_BACK.search(after))
