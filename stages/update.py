@@ -40,6 +40,16 @@ class UpdateSlice(StrictConfig):
     # With more verifier errors than this share of a sampler's responses the version is published unchanged.
     max_error_share: Annotated[float | None, IdentityUnlessDefault] = None
 
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the version; several other samplers are heard in rounds, and it says so.
+
+        Versions of before, when their window narrowed in the order of their names, have other keys. With one other
+        sampler nothing changed.
+        """
+        several = len(set(self.samplers) - {self.learner}) > 1
+        rounds = several and self.algorithm.share_rollouts and self.update.minibatch_order == "own_first"
+        return {**super().identity(), **({"foreign_minibatches": "rounds"} if rounds else {})}
+
 
 def run(
     inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
@@ -104,7 +114,11 @@ def _read(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "tuple[list
 
 
 def _scores(ref: ArtifactRef, columns: Sequence[str] = SCORES.fields.names) -> Table:
-    rows: Table = read_table(ref.path / "scores.parquet", SCORES).select(columns).to_pylist()
+    import pyarrow.compute as pc
+
+    table = read_table(ref.path / "scores.parquet", SCORES)
+    tokens = pc.list_value_length(table["token_ids"])
+    rows: Table = table.select(columns).append_column("tokens", tokens).to_pylist()
     return rows
 
 
@@ -112,7 +126,9 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
     """Join by rollout: credit names responses, the learner's scores their tokens, each sampler's its denominator."""
     from hacrl_core.algorithm.minibatches import Response
 
-    sampled_at = {r["rollout_id"]: r["mean_logprob"] for s in config.samplers for r in scores[s] if r["is_own"]}
+    sampled_at = {
+        r["rollout_id"]: (r["mean_logprob"], r["tokens"]) for s in config.samplers for r in scores[s] if r["is_own"]
+    }
     scored = {row["rollout_id"]: row for row in scores[config.learner]}
     first_scored = {row["rollout_id"]: row for row in reference}
     responses = []
@@ -139,7 +155,8 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
                 token_ids=tuple(score["token_ids"]),
                 old_logprobs=tuple(score["logprobs"]),
                 old_mean=score["mean_logprob"],
-                sampler_mean=sampled_at[rollout],
+                sampler_mean=sampled_at[rollout][0],
+                sampler_tokens=sampled_at[rollout][1],
                 reference=tuple(first["logprobs"]) if first and credit["is_own"] else None,
             )
         )

@@ -204,10 +204,12 @@ def _ratios(history: History) -> tuple[Chart, ...]:
             "foreign-ratio",
             "Ratio of foreign responses",
             "Learner now against the sampler then, mean. "
-            "The dashed line is the lower edge of the window; the upper edge is 1.",
+            "The dashed lines are the lower edge of the window in the first and in the last foreign minibatch; the "
+            "upper edge is 1.",
             (
                 *_update_lines(history, "foreign_ratio_mean"),
-                *_update_lines(history, "window_low", "dashed", only="foreign_ratio_mean"),
+                *_update_lines(history, "window_first_low", "dashed", only="foreign_ratio_mean"),
+                *_update_lines(history, "window_last_low", "dashed", only="foreign_ratio_mean"),
             ),
             rule=1.0,
         ),
@@ -246,8 +248,9 @@ def _pull(history: History) -> tuple[Chart, ...]:
         Chart(
             "cosine",
             "Gradient alignment",
-            "Cosine between the own and the foreign gradient before the first update; above 0 they pull the same way.",
-            _update_lines(history, "gradient_cosine"),
+            "Cosine between the own and the foreign gradient before the first update; above 0 they pull the same way. "
+            "Dashed: between two halves of the own responses, for comparison.",
+            (*_update_lines(history, "gradient_cosine"), *_update_lines(history, "gradient_cosine_own", "dashed")),
             rule=0.0,
         ),
         Chart(

@@ -8,10 +8,10 @@ from hacrl_core.algorithm.calibration import calibrated_config
 from hacrl_core.algorithm.capability import baseline_omega, capability_ratio, gradient_omega, smoothed_capability
 from hacrl_core.algorithm.diagnostics import (
     RowStats,
+    cosine_of_norms,
     credit_metrics,
     effective_sample_size,
     foreign_weight_bound,
-    gradient_cosine,
     share_without_signal,
     summarise,
 )
@@ -32,11 +32,11 @@ __all__ = [
     "calibrated_config",
     "campaign_overrides",
     "capability_ratio",
+    "cosine_of_norms",
     "credit_metrics",
     "effective_sample_size",
     "foreign_weight_bound",
     "foreign_window",
-    "gradient_cosine",
     "gradient_omega",
     "group_advantages",
     "hacpo_loss",

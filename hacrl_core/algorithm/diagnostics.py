@@ -179,26 +179,12 @@ def credit_metrics(
     return {prefix + name: value for name, value in metrics.items()}
 
 
-def gradient_cosine(own: Tensor | Mapping[str, Tensor], foreign: Tensor | Mapping[str, Tensor]) -> float | None:
-    """Return the cosine between own and foreign gradient (vectors, or dicts by parameter); None if either is zero.
+def cosine_of_norms(norm: float, other_norm: float, sum_norm: float) -> float | None:
+    """Return the cosine between two gradients from their norms and that of their sum; None where it does not exist.
 
-    The paper proves it positive under an assumption; this measures it. Accumulates in float64, one parameter at a time.
+    |a + b|² = |a|² + |b|² + 2·|a|·|b|·cos: neither gradient has to be kept beside the other.
     """
-    own_parts = {"": own} if isinstance(own, Tensor) else own
-    foreign_parts = {"": foreign} if isinstance(foreign, Tensor) else foreign
-    if own_parts.keys() != foreign_parts.keys():
-        different = sorted(own_parts.keys() ^ foreign_parts.keys())
-        raise AlgorithmError(
-            f"gradients: parameters {different[:3]} are in one of the two only; collect both from the same model"
-        )
-    dot = own_square = foreign_square = 0.0
-    for name, own_part in own_parts.items():
-        a, b = own_part.detach().double().flatten(), foreign_parts[name].detach().double().flatten()
-        if a.shape != b.shape:
-            raise AlgorithmError(f"gradients: parameter {name!r} has {a.numel()} and {b.numel()} elements")
-        dot += float(a @ b)
-        own_square += float(a @ a)
-        foreign_square += float(b @ b)
-    if own_square == 0 or foreign_square == 0:
+    if not (norm > 0 and other_norm > 0 and math.isfinite(sum_norm)):
         return None
-    return float(np.clip(dot / np.sqrt(own_square * foreign_square), -1.0, 1.0))
+    cosine = (sum_norm**2 - norm**2 - other_norm**2) / (2 * norm * other_norm)
+    return min(1.0, max(-1.0, cosine))

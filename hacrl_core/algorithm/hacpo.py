@@ -12,7 +12,7 @@ tokens. Those that name none have one entry per response, or one per token where
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,10 +47,26 @@ def sequence_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def log_ratio(learner: Tensor, sampler: Tensor, max_abs_log_ratio: float) -> Tensor:
     """log s = mean log-prob under the learner now − mean log-prob under the sampler then, clamped.
 
-    Each mean is over its own agent's tokens, so agents with different tokenizers compare per-token averages. Where the
-    clamp binds the gradient is zero. Equal arguments give exactly 0, hence a ratio of exactly 1.
+    Each mean is over its own agent's tokens, so agents with different tokenizers compare per-token averages;
+    `length_factors` says what else may be compared. Where the clamp binds the gradient is zero. Equal arguments give
+    exactly 0, hence a ratio of exactly 1.
     """
     return torch.clamp(learner - sampler, -max_abs_log_ratio, max_abs_log_ratio)
+
+
+def length_factors(
+    learner_tokens: int, sampler_tokens: int, length: Literal["own", "sampler", "learner"]
+) -> tuple[float, float]:
+    """Return what the learner's and the sampler's mean log-prob of a response are multiplied with before `log_ratio`.
+
+    ``own`` leaves both means as they are. The other two divide both *sums* by one length, as the paper's formula
+    prints it: the number of tokens that the response has for its sampler, or for the learner.
+    """
+    if length == "sampler":
+        return learner_tokens / sampler_tokens, 1.0
+    if length == "learner":
+        return 1.0, sampler_tokens / learner_tokens
+    return 1.0, 1.0
 
 
 # -------------------- Own responses: GSPO ---------------------------------------------------------

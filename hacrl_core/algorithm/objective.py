@@ -38,6 +38,8 @@ class ObjectiveRows:
     old_logprobs: TokenLists | None = None
     reference_logprobs: TokenLists | None = None  # of the starting policy, for KL; None for foreign rows
     rollout_ids: Sequence[str] | None = None
+    # What the learner's mean log-prob is multiplied with in the ratio (`hacpo.length_factors`); None: 1.
+    learner_factor_B: Tensor | None = None
 
     def __post_init__(self) -> None:
         size = len(self.sampler_mean_logprob_B)
@@ -52,12 +54,14 @@ class ObjectiveRows:
             )
 
 
-def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfig) -> Objective:
+def make_objective(
+    rows: ObjectiveRows, *, update_index: int, config: HacpoConfig, window_index: int | None = None
+) -> Objective:
     """Return a function from the learner's log-probs of some rows to their share of the loss; shares add up.
 
     HACPO and GSPO take one ratio per response; GRPO one per token, averaged over the response, so that in each of them
     a long response weighs as much as a short one. Works in float64 whatever the model's dtype: GSPO's window is 3e-4
-    wide.
+    wide. ``window_index`` is the m of the foreign window where it is not the number of updates made.
     """
     require_calibrated(config)
     numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
@@ -67,7 +71,8 @@ def make_objective(rows: ObjectiveRows, *, update_index: int, config: HacpoConfi
         None if lists is None else _TokenTable.of(what, lists, rows.rollout_ids)
         for what, lists in (("old_logprobs", rows.old_logprobs), ("reference_logprobs", rows.reference_logprobs))
     ]
-    objective = _RowObjective(rows, update_index, config, *tables)
+    window = update_index if window_index is None else window_index
+    objective = _RowObjective(rows, update_index, window, config, *tables)
     objective.require_denominators()
     return objective
 
@@ -78,6 +83,7 @@ class _RowObjective:
 
     rows: ObjectiveRows
     update_index: int
+    window_index: int
     config: HacpoConfig
     old: "_TokenTable | None"
     reference: "_TokenTable | None"
@@ -90,6 +96,8 @@ class _RowObjective:
         weight_B = self.pick(self.rows.weight_B, index_B, logprobs_BT64)
         by_token = self.config.ratio_level == "token"
         now = logprobs_BT64 if by_token else hacpo.sequence_mean(logprobs_BT64, mask_BT)
+        if self.rows.learner_factor_B is not None:
+            now = now * self.pick(self.rows.learner_factor_B, index_B, now)
 
         def shaped(values_B: Tensor) -> Tensor:
             picked = self.pick(values_B, index_B, now)
@@ -102,7 +110,7 @@ class _RowObjective:
             shaped(self.rows.advantage_B),
             shaped(self.rows.is_own_B).bool(),
             shaped(self.rows.omega_B),
-            update_index=self.update_index,
+            update_index=self.window_index,
             config=self.config,
             mask_BT=mask_BT if by_token else None,
             penalty_B=self.config.kl_coefficient * kl_B,

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.errors import ConfigError
 
 # exp(80) is still finite in float32; a larger product of unclipped ratios would be inf, and inf * 0 is NaN.
@@ -72,13 +72,17 @@ class HacpoConfig(CreditConfig):
         "its own policy at the start of the iteration, GSPO's min). sampler_ratio_min: ratio to the sampler, GSPO's "
         "min.",
     )
+    ratio_length: Annotated[Literal["own", "sampler", "learner"], IdentityUnlessDefault] = Field(
+        default="own",
+        description="Tokens that a foreign response's log-prob is divided by in the ratio. own: each agent's own "
+        "number (the authors' code). sampler, learner: that agent's number for both (the paper prints one length).",
+    )
     calibrated_share: float | None = Field(
         default=None,
         gt=0,
         le=1,
         description="Extension, not of the paper: choose cross_clip_delta every iteration so that this share of the "
-        "foreign "
-        "responses is inside the window before the first update.",
+        "foreign responses is inside the windows that their minibatches meet.",
     )
     pessimistic: bool = Field(
         default=False,
@@ -93,7 +97,10 @@ class HacpoConfig(CreditConfig):
         default=True, description="Measure KL to the starting policy on a subsample of own responses each iteration."
     )
     gradient_cosine: bool = Field(
-        default=True, description="Measure the cosine between own and foreign gradient on a subsample each iteration."
+        default=True, description="Measure the cosine between own and foreign gradient, every so many iterations."
+    )
+    gradient_cosine_every: Annotated[PositiveInt, NotIdentity] = Field(
+        default=10, description="Iterations between two measurements of gradient_cosine; changes no training result."
     )
 
     @model_validator(mode="after")
@@ -109,11 +116,16 @@ class HacpoConfig(CreditConfig):
             ("pessimistic", self.pessimistic),
             ("calibrated_share", self.calibrated_share is not None),
         ):
-            if wanted and not (foreign_hacpo and self.cross_clip):
+            if wanted and not self.has_window:
                 raise ValueError(
                     f"{name} changes the foreign window, and this config has none; "
                     "set share_rollouts and cross_clip to true and foreign_treatment to hacpo, or leave it out"
                 )
+        if self.ratio_length != "own" and (not self.share_rollouts or self.foreign_treatment == "as_own"):
+            raise ValueError(
+                f"ratio_length {self.ratio_length!r} changes the ratio to the sampler, and this config has none; set "
+                "share_rollouts to true and foreign_treatment to hacpo or sampler_ratio_min, or leave it out"
+            )
         log_weight = (1 + self.alpha) * self.max_abs_log_ratio
         if foreign_hacpo and not self.cross_clip and log_weight > LARGEST_LOG_WEIGHT:
             raise ValueError(
@@ -122,6 +134,19 @@ class HacpoConfig(CreditConfig):
                 f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
             )
         return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide a result; a calibrated share says which windows it is calibrated for.
+
+        Versions of before, when it was calibrated for a window that no foreign response met, have other keys.
+        """
+        calibrated = {} if self.calibrated_share is None else {"calibrated_for": "windows met"}
+        return {**super().identity(), **calibrated}
+
+    @property
+    def has_window(self) -> bool:
+        """Whether foreign responses are clipped to the window of δ."""
+        return self.share_rollouts and self.foreign_treatment == "hacpo" and self.cross_clip
 
     @property
     def credit(self) -> CreditConfig:
@@ -142,8 +167,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "hacpo": {},
         "gspo": _GSPO,
-        # Also changes the campaign: see CAMPAIGN_OVERRIDES.
+        # Both also change the campaign: see campaign_overrides.
         "gspo_x2": _GSPO,
+        "gspo_xn": _GSPO,
         "grpo": {**_GSPO, "ratio_level": "token", "self_clip_low": 0.2, "self_clip_high": 0.28},
         "naive": {**_NAIVE, "foreign_treatment": "as_own"},
         "naive_sampler_ratio": _SHARED_GSPO,
@@ -178,17 +204,15 @@ class CampaignOverrides:
     minibatch_prompts: float = 1.0
 
 
-CAMPAIGN_OVERRIDES: Mapping[str, CampaignOverrides] = MappingProxyType(
-    # As many rollouts as two agents share, and as many responses in a minibatch, hence twice the updates: the same
-    # budget for GSPO.
-    {"gspo_x2": CampaignOverrides(samples_per_prompt=2.0, minibatch_prompts=0.5)}
-)
+def campaign_overrides(name: str, agents: int) -> CampaignOverrides:
+    """Return what a method changes in a campaign of so many agents.
 
-
-def campaign_overrides(name: str) -> CampaignOverrides:
-    """Return what a method changes in the campaign."""
+    GSPO×2 has as many rollouts as two agents share, and as many responses in a minibatch, hence twice the updates: the
+    same budget for GSPO. GSPO×n is the same for n agents.
+    """
     _known(name)
-    return CAMPAIGN_OVERRIDES.get(name, CampaignOverrides())
+    factor = {"gspo_x2": 2, "gspo_xn": agents}.get(name, 1)
+    return CampaignOverrides(samples_per_prompt=float(factor), minibatch_prompts=1 / factor)
 
 
 def _known(name: str) -> Mapping[str, Any]:

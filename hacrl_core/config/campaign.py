@@ -5,7 +5,7 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from hacrl_core.config.agents import AgentConfig
-from hacrl_core.config.algorithm import HacpoConfig, campaign_overrides, preset
+from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
@@ -76,10 +76,10 @@ class CampaignConfig(StrictConfig):
                 "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
             )
         for name, settings in self.agents.items():
-            if campaign_overrides(str(settings.algorithm.get("preset", "hacpo"))) != campaign_overrides("hacpo"):
+            own_preset = str(settings.algorithm.get("preset", "hacpo"))
+            if campaign_overrides(own_preset, len(self.agents)) != CampaignOverrides():
                 raise ValueError(
-                    f"agents.{name}.algorithm.preset {settings.algorithm['preset']} changes the whole campaign; set it "
-                    "under algorithm"
+                    f"agents.{name}.algorithm.preset {own_preset} changes the whole campaign; set it under algorithm"
                 )
         for agent in self.agents:
             self._check_training(agent)
@@ -148,14 +148,18 @@ class CampaignConfig(StrictConfig):
         return str(self.algorithm.get("preset", "hacpo"))
 
     @property
+    def _overrides(self) -> CampaignOverrides:
+        return campaign_overrides(self.preset, len(self.agents))
+
+    @property
     def group_size(self) -> int:
         """Responses of each agent to each prompt, the preset's factor applied."""
-        return round(self.samples_per_prompt * campaign_overrides(self.preset).samples_per_prompt)
+        return round(self.samples_per_prompt * self._overrides.samples_per_prompt)
 
     def minibatch_size(self, learner: str) -> int:
         """Return the prompts per optimizer step of this learner, the preset's factor applied."""
         own = self.training(learner).minibatch_prompts
-        return max(1, round(own * campaign_overrides(self.preset).minibatch_prompts))
+        return max(1, round(own * self._overrides.minibatch_prompts))
 
     def generation(self, agent: str) -> GenerateConfig:
         """Return how this agent samples: the campaign's settings, then its own."""

@@ -9,18 +9,15 @@ import numpy as np
 import torch
 
 from hacrl_core.algorithm.calibration import calibrated_config
-from hacrl_core.algorithm.diagnostics import gradient_cosine, summarise
-from hacrl_core.algorithm.hacpo import foreign_window
-from hacrl_core.algorithm.minibatches import Response, minibatches
+from hacrl_core.algorithm.diagnostics import cosine_of_norms, summarise
+from hacrl_core.algorithm.hacpo import foreign_window, length_factors
+from hacrl_core.algorithm.minibatches import Minibatch, Response, minibatches
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import DivergenceError
 from hacrl_core.learning.sequences import TrainSequence, plan_rows
 from hacrl_core.learning.trainer import StepResult, Trainer
 from hacrl_core.seeding import derive_rng
-
-# Responses on either side of the gradient cosine: enough to see the sign, cheap enough for every iteration.
-COSINE_RESPONSES = 64
 
 Metrics = dict[str, float]
 
@@ -48,13 +45,6 @@ class Learner:
 
     def learn(self, responses: Sequence[Response], progress: Callable[[int, int, str], None]) -> Metrics:
         """Make every update of the iteration and return its metrics; raise `DivergenceError` on a non-finite number."""
-        self.algorithm = calibrated_config(
-            self.algorithm,
-            np.array([response.old_mean for response in responses]),
-            np.array([response.sampler_mean for response in responses]),
-            np.array([response.is_own for response in responses]),
-        )
-        measured = _kl_to_start(responses) | self._gradient_cosine(responses)
         batches = minibatches(
             responses,
             prompts_each=self.minibatch_prompts,
@@ -62,10 +52,12 @@ class Learner:
             epochs=self.trainer.config.epochs,
             rng=derive_rng(self.seed, "minibatches", self.iteration),
         )
+        self._calibrate(batches)
+        measured = _kl_to_start(responses) | self._gradient_cosine(responses, batches) | self._windows(batches)
         steps: list[StepResult] = []
         for index, batch in enumerate(batches):
             progress(index, len(batches), "updates")
-            step = self.trainer.step(*self._prepare(batch, index))
+            step = self.trainer.step(*self._prepare(batch.responses, index, batch.window_index))
             if not step.finite:
                 raise self._diverged(f"loss {step.loss} or gradient norm {step.gradient_norm} of update {index}")
             steps.append(step)
@@ -76,52 +68,99 @@ class Learner:
         self._check_finite(responses, len(steps))
         return metrics
 
-    def _prepare(self, batch: Sequence[Response], index: int) -> tuple[list[TrainSequence], Objective]:
-        """Wrap responses for the trainer.
+    def _calibrate(self, batches: Sequence[Minibatch]) -> None:
+        """Choose δ where the algorithm asks for a share of responses inside the window."""
+        met = [(r, batch.window_index) for batch in batches for r in batch.responses if not r.is_own and r.advantage]
+        factors = [self._factors(response) for response, _ in met]
+        self.algorithm = calibrated_config(
+            self.algorithm,
+            np.array([response.old_mean * factor for (response, _), (factor, _) in zip(met, factors, strict=True)]),
+            np.array([response.sampler_mean * factor for (response, _), (_, factor) in zip(met, factors, strict=True)]),
+            np.array([window_index for _, window_index in met]),
+        )
+
+    def _factors(self, response: Response) -> tuple[float, float]:
+        """Return what the two means of a response's ratio are multiplied with; an own response has one length."""
+        if response.is_own:
+            return 1.0, 1.0
+        return length_factors(len(response.token_ids), response.sampler_tokens, self.algorithm.ratio_length)
+
+    def _prepare(
+        self, batch: Sequence[Response], index: int, window_index: int, total: int | None = None
+    ) -> tuple[list[TrainSequence], Objective]:
+        """Wrap responses for the trainer; their mean is over ``total`` responses where that is not the batch's size.
 
         Those whose gradient is zero for certain are left out, and identical ones are merged.
         """
         kl = self.algorithm.kl_coefficient
+        factors = [self._factors(r) for r in batch]
         plan = plan_rows(
-            [(r.prompt_token_ids, r.token_ids, r.sampler, r.advantage, r.sampler_mean) for r in batch],
+            [
+                (r.prompt_token_ids, r.token_ids, r.sampler, r.advantage, r.sampler_mean, factor)
+                for r, factor in zip(batch, factors, strict=True)
+            ],
             [r.advantage for r in batch],
             [kl if r.is_own else 0.0 for r in batch],
             [len(r.prompt_token_ids) + len(r.token_ids) for r in batch],
         )
         self._saved_shares.append(plan.saved_share)
         kept = [batch[i] for i in plan.rows_K]
+        factor_KS = torch.tensor([factors[i] for i in plan.rows_K], dtype=torch.float64).reshape(-1, 2)
+        sampler_K = torch.tensor([r.sampler_mean for r in kept], dtype=torch.float64)
         rows = ObjectiveRows(
-            sampler_mean_logprob_B=torch.tensor([r.sampler_mean for r in kept], dtype=torch.float64),
+            sampler_mean_logprob_B=sampler_K * factor_KS[:, 1],
             advantage_B=torch.tensor([r.advantage for r in kept], dtype=torch.float64),
             is_own_B=torch.tensor([r.is_own for r in kept], dtype=torch.bool),
             omega_B=torch.tensor([r.omega for r in kept], dtype=torch.float64),
             weight_B=torch.as_tensor(plan.weights_K, dtype=torch.float64),
-            total_weight=float(len(batch)),
+            total_weight=float(len(batch) if total is None else total),
             old_logprobs=[torch.tensor(r.old_logprobs) for r in kept],
             reference_logprobs=_references(kept) if kl > 0 else None,
             rollout_ids=[r.rollout_id for r in kept],
+            learner_factor_B=factor_KS[:, 0] if self.algorithm.ratio_length == "sampler" else None,
         )
-        objective = make_objective(rows, update_index=index, config=self.algorithm)
+        objective = make_objective(rows, update_index=index, config=self.algorithm, window_index=window_index)
         return [TrainSequence(r.prompt_token_ids, r.token_ids) for r in kept], objective
 
-    def _gradient_cosine(self, responses: Sequence[Response]) -> Metrics:
-        """Measure whether own and foreign responses pull the same way, before the first update and on a subsample."""
-        if not self.algorithm.gradient_cosine:
+    def _gradient_cosine(self, responses: Sequence[Response], batches: Sequence[Minibatch]) -> Metrics:
+        """Measure whether own and foreign responses pull the same way: all of them, before the first update.
+
+        Only prompts that both sides learn from count. The yardstick is the cosine between two halves of the own
+        responses, every other one of each prompt. Every gradient is passed through the trainer's one buffer.
+        """
+        if not self.algorithm.gradient_cosine or self.iteration % self.algorithm.gradient_cosine_every:
             return {}
-        rng = derive_rng(self.seed, "cosine", self.iteration)
-        sides = [[r for r in responses if r.is_own == own and r.advantage != 0] for own in (True, False)]
-        if not all(sides):
+        signal = [r for r in responses if r.advantage != 0]
+        both = {r.prompt_id for r in signal if r.is_own} & {r.prompt_id for r in signal if not r.is_own}
+        if not both:
             return {}
-        gradients = []
-        for side in sides:
-            chosen = rng.permutation(len(side))[:COSINE_RESPONSES]
-            gradients.append(self.trainer.gradient(*self._prepare([side[i] for i in sorted(chosen)], 0)))
+        own = sorted((r for r in signal if r.is_own and r.prompt_id in both), key=lambda r: r.prompt_id)
+        foreign = [r for r in signal if not r.is_own and r.prompt_id in both]
+        window = next(batch.window_index for batch in batches if batch.has_foreign)
+
+        def norm(side: Sequence[Response], total: int, *, add: bool = False) -> float:
+            sequences, objective = self._prepare(side, 0, window, total)
+            return self.trainer.gradient_norm(sequences, objective, add=add)
+
+        halves = own[::2], own[1::2]
+        first = norm(halves[0], len(own))
+        whole = norm(halves[1], len(own), add=True)
+        together = norm(foreign, len(foreign), add=True)
+        pull = cosine_of_norms(whole, norm(foreign, len(foreign)), together)
+        yardstick = cosine_of_norms(first, norm(halves[1], len(own)), whole) if halves[1] else None
         self._saved_shares.clear()
-        cosine = gradient_cosine(*gradients)
-        return {} if cosine is None else {"update/gradient_cosine": cosine}
+        measured = {"update/gradient_cosine": pull, "update/gradient_cosine_own": yardstick}
+        return {name: value for name, value in measured.items() if value is not None}
+
+    def _windows(self, batches: Sequence[Minibatch]) -> Metrics:
+        """Return the lower bound of the window in the first and in the last minibatch with foreign responses."""
+        foreign = [batch.window_index for batch in batches if batch.has_foreign]
+        if not foreign or not self.algorithm.has_window:
+            return {}
+        (first, _), (last, _) = (foreign_window(m, self.algorithm) for m in (foreign[0], foreign[-1]))
+        return {"update/window_first_low": first, "update/window_last_low": last}
 
     def _totals(self, responses: Sequence[Response], steps: Sequence[StepResult]) -> Metrics:
-        low, _ = foreign_window(0, self.algorithm)
         return {
             "update/loss": float(np.mean([s.loss for s in steps])),
             "update/gradient_norm_mean": float(np.mean([s.gradient_norm for s in steps])),
@@ -130,7 +169,6 @@ class Learner:
             "update/tokens": float(sum(s.tokens for s in steps)),
             "update/padding_share": float(np.mean([s.padding_share for s in steps])),
             "update/saved_share": float(np.mean(self._saved_shares)),
-            "update/window_low": low,
             "update/responses": float(len(responses)),
         }
 
@@ -141,7 +179,7 @@ class Learner:
         informative = [response for response in responses if response.advantage != 0]
         if informative:
             shortest = min(informative, key=lambda r: len(r.prompt_token_ids) + len(r.token_ids))
-            if not self.trainer.gives_finite(*self._prepare([shortest], 0), steps=steps):
+            if not self.trainer.gives_finite(*self._prepare([shortest], 0, 0), steps=steps):
                 raise self._diverged("the loss under the new weights")
 
     def _diverged(self, what: str) -> DivergenceError:

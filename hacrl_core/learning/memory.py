@@ -11,6 +11,8 @@ bytes per sampling weight:
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + logits of a chunk
               activations = tokens·L·4·(6·H + 5·Q + 4·I), with gradient checkpointing tokens·4·(L·H + 6·H + 5·Q + 4·I)
 
+The gradient cosine adds nothing: it passes every gradient through the one buffer and keeps norms only.
+
 ``tokens`` is the fullest microbatch that token_budget and the longest sequence allow. A process has its own size on
 top.
 """

@@ -11,10 +11,10 @@ from hacrl_core.algorithm import (
     HacpoConfig,
     arrange_groups,
     capability_ratio,
+    cosine_of_norms,
     credit_metrics,
     effective_sample_size,
     foreign_weight_bound,
-    gradient_cosine,
     group_advantages,
     hacpo_loss,
     learner_advantages,
@@ -94,15 +94,17 @@ def test_effective_sample_size():
         effective_sample_size([-1.0])
 
 
-def test_gradient_cosine_of_vectors_and_of_parameters():
+def test_the_cosine_of_two_gradients_from_three_norms():
     a, b = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 1.0])
-    wanted = 4 / (3 * math.sqrt(5))
-    assert gradient_cosine(a, b) == pytest.approx(wanted)
-    assert gradient_cosine({"w": a[:2], "b": a[2:]}, {"b": b[2:], "w": b[:2]}) == pytest.approx(wanted)
-    assert gradient_cosine(a, -a) == pytest.approx(-1)
-    assert gradient_cosine(a, torch.zeros(3)) is None
-    with pytest.raises(AlgorithmError, match="in one of the two only"):
-        gradient_cosine({"w": a}, {"v": b})
+
+    def cosine(a, b):
+        return cosine_of_norms(float(a.norm()), float(b.norm()), float((a + b).norm()))
+
+    assert cosine(a, b) == pytest.approx(4 / (3 * math.sqrt(5)))
+    assert cosine(a, -a) == -1
+    assert cosine(a, 2 * a) == pytest.approx(1)
+    assert cosine(a, torch.zeros(3)) is None
+    assert cosine(a, torch.full((3,), math.nan)) is None
 
 
 def test_k3_is_an_unbiased_nonnegative_kl():

@@ -233,24 +233,29 @@ def test_one_agent_hacpo_is_gspo_bit_for_bit(dtype):
 @given(seeds, st.integers(1, 40), st.floats(0.05, 1.0))
 def test_calibrated_window_is_the_narrowest_that_holds_the_share(seed, size, share):
     rng = np.random.default_rng(seed)
-    sampler, is_own = -rng.random(size), rng.random(size) < 0.3
+    sampler, window_index = -rng.random(size), rng.integers(0, 5, size)
     learner = sampler + rng.choice([0.0, -0.1, 0.5, -1.0, -4.0], size) * rng.random(size)
     count = rng.integers(1, 4, size).astype(float)
     config = preset("hacpo_calibrated", calibrated_share=share)
-    calibrated = calibrated_config(config, learner, sampler, is_own, count)
+    calibrated = calibrated_config(config, learner, sampler, window_index, count)
     assert calibrated.calibrated_share is None
 
-    # The slow way: try every foreign ratio as the bound, from the highest down, and take the first that holds enough.
-    foreign = [(np.exp(lp - sp), c) for lp, sp, own, c in zip(learner, sampler, is_own, count, strict=True) if not own]
-    wanted_mass = share * sum(c for _, c in foreign)
-    candidates = sorted((s for s, _ in foreign if s <= 1), reverse=True)
-    if not candidates:
+    # The slow way: try the δ that each response needs, from the narrowest window up, and take the first that is enough.
+    ratio = np.exp(learner - sampler)
+    needed = 1 - ratio + np.where(ratio < 1, 0.025 * window_index, 0.0) + 2e-6
+    if not (ratio <= 1).any():
         assert calibrated == config.model_copy(update={"calibrated_share": None})
         return
-    fitting = [low for low in candidates if sum(c for s, c in foreign if low <= s <= 1) >= wanted_mass * (1 - 1e-9)]
-    wanted = fitting[0] if fitting else candidates[-1]
-    assert foreign_window(0, calibrated)[0] == pytest.approx(wanted, rel=3e-6)
-    assert foreign_window(0, calibrated)[0] <= wanted
+
+    def inside(delta):
+        plain = preset("hacpo", cross_clip_delta=0.0).model_copy(update={"cross_clip_delta": delta})
+        low = np.array([foreign_window(int(m), plain)[0] for m in window_index])
+        return count[(low <= ratio) & (ratio <= 1)].sum()
+
+    candidates = sorted(needed[ratio <= 1])
+    wanted = next((d for d in candidates if inside(d) >= share * count.sum() * (1 - 1e-9)), candidates[-1])
+    assert calibrated.cross_clip_delta == pytest.approx(wanted, abs=3e-6)
+    assert inside(calibrated.cross_clip_delta) >= min(share * count.sum() * (1 - 1e-9), count[ratio <= 1].sum())
 
 
 def test_pessimistic_lets_low_successes_teach_and_low_failures_not():

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from hacrl_core.algorithm import foreign_window
-from hacrl_core.config.algorithm import PRESETS, HacpoConfig, campaign_overrides, preset
+from hacrl_core.config.algorithm import PRESETS, CampaignOverrides, HacpoConfig, campaign_overrides, preset
 from hacrl_core.errors import ConfigError
 
 
@@ -29,16 +29,33 @@ def test_single_settings_over_a_preset():
 
 def test_gspo_x2_doubles_the_samples_and_halves_the_minibatch():
     assert preset("gspo_x2") == preset("gspo")
-    overrides = campaign_overrides("gspo_x2")
-    assert (overrides.samples_per_prompt, overrides.minibatch_prompts) == (2.0, 0.5)
-    assert campaign_overrides("hacpo").samples_per_prompt == 1.0
+    for agents in (1, 2, 3):
+        overrides = campaign_overrides("gspo_x2", agents)
+        assert (overrides.samples_per_prompt, overrides.minibatch_prompts) == (2.0, 0.5)
+    assert campaign_overrides("hacpo", 3) == CampaignOverrides()
+
+
+def test_gspo_xn_has_the_rollouts_that_n_agents_share():
+    assert preset("gspo_xn") == preset("gspo")
+    assert campaign_overrides("gspo_xn", 1) == CampaignOverrides()
+    assert campaign_overrides("gspo_xn", 2) == campaign_overrides("gspo_x2", 2)
+    three = campaign_overrides("gspo_xn", 3)
+    assert (three.samples_per_prompt, three.minibatch_prompts) == (3.0, pytest.approx(1 / 3))
+
+
+def test_only_a_result_that_changed_has_another_identity():
+    old = set(HacpoConfig.model_fields) - {"ratio_length", "gradient_cosine_every"}
+    assert set(preset("hacpo").identity()) == old
+    assert set(preset("hacpo", gradient_cosine_every=3).identity()) == old
+    assert set(preset("hacpo", ratio_length="learner").identity()) == old | {"ratio_length"}
+    assert set(preset("hacpo_calibrated").identity()) == old | {"calibrated_for"}
 
 
 def test_unknown_names_say_what_there_is():
     with pytest.raises(ConfigError, match="'hacp' is not known; choose one of hacpo, gspo"):
         preset("hacp")
     with pytest.raises(ConfigError, match="not known"):
-        campaign_overrides("hacp")
+        campaign_overrides("hacp", 2)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +64,11 @@ def test_unknown_names_say_what_there_is():
         ({"ratio_level": "token"}, "share_rollouts: false or foreign_treatment: as_own"),
         ({"pessimistic": True, "cross_clip": False}, "pessimistic changes the foreign window"),
         ({"calibrated_share": 0.5, "share_rollouts": False}, "calibrated_share changes the foreign window"),
+        (
+            {"ratio_length": "sampler", "share_rollouts": False},
+            "ratio_length 'sampler' changes the ratio to the",
+        ),
+        ({"ratio_length": "learner", "foreign_treatment": "as_own"}, "foreign_treatment to hacpo or sampler_ratio_min"),
         ({"cross_clip": False, "alpha": 9.0}, "overflows"),
         ({"cross_clip_delta": 1.5}, "less than or equal to 1"),
         ({"alpha": float("nan")}, "finite"),

@@ -48,7 +48,7 @@ def tiny_model(kind: str = "llama", *, tied: bool = False, **changes: object) ->
             "cohere": transformers.CohereConfig,
             "granite": transformers.GraniteConfig,
         }
-        config = classes[kind](**_SMALL, tie_word_embeddings=tied, **changes)
+        config = classes[kind](**{**_SMALL, **changes}, tie_word_embeddings=tied)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 

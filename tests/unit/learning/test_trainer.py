@@ -1,6 +1,7 @@
 """The trainer: same gradient as naive code, any microbatch size, exact resume, nothing done on non-finite numbers."""
 
 import hashlib
+import math
 import sys
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from learning_models import naive_logprobs, random_sequences, sequence_objective
 from hacrl_core.agents.agent import Agent, load_agent
 from hacrl_core.config.training import LoraConfig, UpdateConfig
 from hacrl_core.errors import EngineError
+from hacrl_core.learning import trainer as trainer_module
 from hacrl_core.learning.fused import Objective
 from hacrl_core.learning.sequences import TrainSequence, merge_identical, plan_rows
-from hacrl_core.learning.trainer import Trainer
+from hacrl_core.learning.trainer import Trainer, exact_norm
 
 SEQUENCES = random_sequences(14)
 ADVANTAGE = torch.randn(14, generator=torch.Generator().manual_seed(2))
@@ -40,6 +42,28 @@ def digests(folder: Path) -> dict[str, str]:
         for p in sorted(folder.rglob("*"))
         if p.is_file()
     }
+
+
+def test_the_norm_of_a_long_gradient_is_exact():
+    flat = torch.empty(30_000_001)
+    flat.normal_(generator=torch.Generator().manual_seed(0))
+    wanted = math.sqrt(sum(float(part.double().square().sum()) for part in flat.split(1 << 20)))
+    assert exact_norm(flat) == pytest.approx(wanted, rel=1e-6)
+    assert float(torch.linalg.vector_norm(flat)) < wanted * (1 - 1e-3), "one float32 sum stagnates"
+    for shape in (1, 4096, 4097):
+        assert exact_norm(torch.full((shape,), 0.1)) == pytest.approx(0.1 * math.sqrt(shape), rel=1e-5)
+    assert math.isnan(exact_norm(torch.tensor([1.0, math.nan])))
+
+
+def test_a_long_gradient_is_clipped_by_its_exact_norm(monkeypatch):
+    norms = []
+    monkeypatch.setattr(trainer_module, "_ONE_SUM", 0)
+    monkeypatch.setattr(trainer_module, "exact_norm", lambda flat: norms.append(flat.clone()) or 50.0)
+    agent = tiny_agent()
+    step = Trainer(agent, config(gradient_norm=0.5)).step(SEQUENCES, sequence_objective(ADVANTAGE, OLD))
+    assert step.gradient_norm == 50.0
+    clipped = torch.cat([p.grad.flatten() for p in agent.model.parameters()])
+    torch.testing.assert_close(clipped, norms[0] / 100)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma2"])
