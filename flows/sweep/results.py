@@ -21,7 +21,6 @@ DIAGNOSTICS = {
     "foreign_ess": "update/foreign_ess_fraction",
     "own_clipped": "update/own_clip_fraction",
     "cosine": "update/gradient_cosine",
-    "own_cosine": "update/gradient_cosine_own",
     "gradient_norm": "update/gradient_norm_mean",
     "response_length": "generate/response_length_mean",
     "no_signal": "credit/no_signal_share",

@@ -99,3 +99,17 @@ def test_a_version_stays_as_it_was_when_the_verifier_failed_too_often(shared, ad
     assert outcome.ref.digest == ada.digest
     assert outcome.metrics["update/verifier_failed"] == 1
     assert "skipped" in warnings[0]
+
+
+def test_only_several_other_samplers_change_the_identity():
+    """They are heard in rounds now; with one other sampler, or everybody mixed, the minibatches are what they were."""
+    shared = {"algorithm": preset("hacpo"), "learner": "ada"}
+
+    def identity(*samplers: str, **changes: object) -> dict[str, object]:
+        return update_slice().model_copy(update={**shared, "samplers": samplers, **changes}).identity()
+
+    assert "foreign_minibatches" not in identity("ada", "ben")
+    assert identity("ada", "ben", "cleo")["foreign_minibatches"] == "rounds"
+    mixed = UpdateConfig(learning_rate=1e-3, minibatch_order="mixed")
+    assert "foreign_minibatches" not in identity("ada", "ben", "cleo", update=mixed)
+    assert "foreign_minibatches" not in identity("ada", algorithm=preset("gspo"))
