@@ -60,8 +60,7 @@ def run_iteration(
     # Whom each learner learns from.
     heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}
     scores = {
-        a: run.submit(calls.score(a, state.versions[a], {s: rollouts[s] for s in heard[a]}, prompts, now))
-        for a in agents
+        a: run.submit(calls.score(a, state.versions, {s: rollouts[s] for s in heard[a]}, prompts, now)) for a in agents
     }
     credit = {
         a: run.submit(calls.credit(a, {s: verdicts[s] for s in heard[a]}, previous_credit(config, state, a, now), now))

@@ -65,6 +65,7 @@ class StageCalls:
             content_digest=self._problems_digest,
             max_prompt_tokens=limit,
             chat_templates={a: self.config.agents[a].template_override for a in origins} if limit else {},
+            template_options=_options({a: self.config.agents[a].template_options for a in origins}) if limit else {},
         )
         inputs = dict(origins) if limit else {}
         return StageCall("sample", config, inputs, seed=self._seed("sample"), iteration=iteration)
@@ -77,6 +78,7 @@ class StageCalls:
             samples_per_prompt=self.config.group_size,
             generate=self.config.generation(agent),
             chat_template=self.config.agents[agent].template_override,
+            template_options=self.config.agents[agent].template_options,
         )
         inputs = {"agent": version, "prompts": prompts}
         return StageCall("generate", config, inputs, self._seed("generate", agent, iteration), agent, iteration)
@@ -107,11 +109,20 @@ class StageCalls:
         return StageCall("credit", config, inputs, None, learner, iteration)
 
     def score(
-        self, learner: str, version: Handle, rollouts: Mapping[str, Handle], prompts: Handle, iteration: int
+        self,
+        learner: str,
+        versions: Mapping[str, Handle],
+        rollouts: Mapping[str, Handle],
+        prompts: Handle,
+        iteration: int,
     ) -> StageCall:
-        """Log-probs of everyone's responses under the learner."""
+        """Log-probs of everyone's responses under the learner; ``versions`` are those that wrote them."""
         config = self._score_slice(learner, tuple(rollouts), iteration)
-        inputs = {"agent": version, "prompts": prompts, **{f"rollouts/{a}": handle for a, handle in rollouts.items()}}
+        inputs = {"agent": versions[learner], "prompts": prompts}
+        inputs |= {f"rollouts/{a}": handle for a, handle in rollouts.items()}
+        if config.boundary == "settled":
+            # Their tokenizers tell whether ids mean the same.
+            inputs |= {f"sampler/{a}": versions[a] for a in rollouts if a != learner}
         return StageCall("score", config, inputs, None, learner, iteration)
 
     def reference(
@@ -167,6 +178,7 @@ class StageCalls:
             verify=self.config.verify,
             verifier_source=self._verifier_source,
             chat_template=self.config.agents[agent].template_override,
+            template_options=self.config.agents[agent].template_options,
         )
         inputs = {"agent": version}
         return StageCall("evaluate", config, inputs, self._seed("evaluate"), agent, iteration, benchmark.name)
@@ -181,6 +193,7 @@ class StageCalls:
         }
 
     def _score_slice(self, learner: str, samplers: tuple[str, ...], iteration: int) -> ScoreSlice:
+        boundary = self.config.boundary(learner, samplers)
         return ScoreSlice(
             learner=learner,
             samplers=samplers,
@@ -189,6 +202,9 @@ class StageCalls:
             max_tokens=self.config.generation(learner).max_tokens,
             mismatch_warning=self.config.generation(learner).mismatch_warning,
             chat_template=self.config.agents[learner].template_override,
+            template_options=self.config.agents[learner].template_options,
+            boundary=boundary,
+            stop_strings=self.config.generation(learner).stop_strings if boundary == "settled" else (),
         )
 
     def _benchmark_digest(self, benchmark: BenchmarkConfig) -> str:
@@ -198,3 +214,8 @@ class StageCalls:
 
     def _seed(self, *purpose: str | int) -> int:
         return derive_seed(self.config.seed, *purpose)
+
+
+def _options(by_agent: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the template options of the agents that have any."""
+    return {agent: options for agent, options in by_agent.items() if options}

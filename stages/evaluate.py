@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import VerifyConfig
@@ -33,6 +34,7 @@ class EvaluateSlice(StrictConfig):
     generate: GenerateConfig
     verify: VerifyConfig
     chat_template: str | None = None
+    template_options: Annotated[dict[str, Any], IdentityUnlessDefault] = Field(default_factory=dict)
     verifier_source: str = ""  # digest of the user's own verifier
 
     def identity(self) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class EvaluateSlice(StrictConfig):
             "verify": self.verification.identity(),
             "chat_template": self.chat_template,
             "verifier_source": self.verifier_source,
+            **({"template_options": self.template_options} if self.template_options else {}),
         }
 
     @property
@@ -95,7 +98,9 @@ def _answers(
     tokenizer, _ = context.warm.tokenizer(agent.path)
     requests = []
     for problem in problems:
-        prompt = tuple(render_prompt(tokenizer, problem.messages, config.chat_template))
+        prompt = tuple(
+            render_prompt(tokenizer, problem.messages, config.chat_template, template_options=config.template_options)
+        )
         for sample in range(config.benchmark.samples):
             name = f"{problem.problem_id}/{sample:02d}"
             requests.append(GenerationRequest(name, prompt, derive_seed(seed, config.benchmark.name, name)))

@@ -1,13 +1,13 @@
 """generate: agent + prompts → rollouts, each prompt answered several times by one agent."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, read_table
@@ -25,6 +25,7 @@ class GenerateSlice(StrictConfig):
     samples_per_prompt: PositiveInt
     generate: GenerateConfig
     chat_template: str | None = None
+    template_options: Annotated[dict[str, Any], IdentityUnlessDefault] = Field(default_factory=dict)
 
 
 def run(
@@ -37,7 +38,12 @@ def run(
     seed = required_seed("generate", seed)
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS).to_pylist()
     tokenizer, fingerprint = context.warm.tokenizer(inputs["agent"].path)
-    rendered = {p["prompt_id"]: tuple(render_prompt(tokenizer, p["messages"], config.chat_template)) for p in prompts}
+    rendered = {
+        p["prompt_id"]: tuple(
+            render_prompt(tokenizer, p["messages"], config.chat_template, template_options=config.template_options)
+        )
+        for p in prompts
+    }
     _check_length(rendered, config)
     wanted = [(p["prompt_id"], sample) for p in prompts for sample in range(config.samples_per_prompt)]
     seeds = [derive_seed(seed, prompt_id, sample) for prompt_id, sample in wanted]
@@ -48,7 +54,13 @@ def run(
     ]
     generations = generate_resumable(engine, inputs["agent"], requests, config.generate, context)
     out.write(ROLLOUTS, _columns(config, inputs["agent"].digest, wanted, seeds, rendered, generations))
-    sampler = {"agent_id": config.agent_id, "tokenizer": fingerprint, "chat_template": config.chat_template}
+    sampler: dict[str, Any] = {
+        "agent_id": config.agent_id,
+        "tokenizer": fingerprint,
+        "chat_template": config.chat_template,
+    }
+    if config.template_options:
+        sampler["template_options"] = config.template_options
     (out.path / "sampler.json").write_text(canonical_json(sampler))
     return Result(_metrics(generations), {"engine": engine.name, "engine_version": engine.version})
 

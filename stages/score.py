@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import NotIdentity, StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import ScoreConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
@@ -26,6 +26,10 @@ class ScoreSlice(StrictConfig):
     most: int | None = None  # score only so many responses, evenly spaced: enough for a diagnostic
     mismatch_warning: Annotated[float, NotIdentity] = 0.02
     chat_template: str | None = None
+    template_options: Annotated[dict[str, Any], IdentityUnlessDefault] = Field(default_factory=dict)
+    # settled: foreign responses get the learner's own beginning and end; needs the samplers' versions as inputs
+    boundary: Annotated[Literal["as_written", "settled"], IdentityUnlessDefault] = "as_written"
+    stop_strings: Annotated[tuple[str, ...], IdentityUnlessDefault] = ()  # the learner's
 
     def known(self, row: Mapping[str, Any]) -> bool:
         """Whether sampling already gave the log-probs that scoring this response would give."""
@@ -45,8 +49,7 @@ def run(
     beside = config.is_reference and context.device == "cpu"
     load = context.warm.first_version if beside else context.warm.agent
     agent = load(version.path, version.digest, device=context.device, attention=context.attention)
-    _, fingerprint = context.warm.tokenizer(version.path)
-    rows = [row for sampler in config.samplers for row in _rows_of(agent, fingerprint, sampler, inputs, config)]
+    rows = [row for sampler in config.samplers for row in _rows_of(agent, sampler, inputs, config, context)]
     scorable = [row for row in rows if row["token_ids"]]
     if config.most is not None:
         scorable = scorable[:: max(1, -(-len(scorable) // config.most))]
@@ -83,40 +86,98 @@ def run(
 
 
 def _rows_of(
-    agent: Any, fingerprint: str, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice
+    agent: Any, sampler: str, inputs: Mapping[str, ArtifactRef], config: ScoreSlice, context: Context
 ) -> list[dict[str, Any]]:
-    """Return one sampler's rollouts in the learner's tokens.
+    """Return one sampler's rollouts in the learner's tokens; the learner's own are taken verbatim."""
+    from hacrl_core.rendering import render_prompt
 
-    The learner's own and those of an agent with the same tokenizer and chat template are taken verbatim; the others are
-    tokenised anew.
-    """
-    from hacrl_core.rendering import encode_response, render_prompt
-
-    table = read_table(inputs[f"rollouts/{sampler}"].path / "rollouts.parquet", ROLLOUTS)
+    rollouts = inputs[f"rollouts/{sampler}"]
     is_own = sampler == config.learner
-    writer = json.loads((inputs[f"rollouts/{sampler}"].path / "sampler.json").read_text())
-    verbatim = is_own or (writer["tokenizer"], writer["chat_template"]) == (fingerprint, config.chat_template)
-    rows: list[dict[str, Any]] = table.to_pylist()
+    rows: list[dict[str, Any]] = read_table(rollouts.path / "rollouts.parquet", ROLLOUTS).to_pylist()
     for row in rows:
         row.update(sampler=sampler, is_own=is_own, truncated=False, token_ids=row["response_token_ids"])
-    if verbatim:
+    if is_own or (config.boundary == "as_written" and _reads_alike(inputs, rollouts, config, context)):
         return rows
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS)
     messages = dict(zip(prompts["prompt_id"].to_pylist(), prompts["messages"].to_pylist(), strict=True))
-    rendered = {prompt: render_prompt(agent.tokenizer, text, config.chat_template) for prompt, text in messages.items()}
-    for row in rows:
-        finished = row["finish_reason"] == "stop"
-        encoded = encode_response(
+    rendered = {
+        prompt: render_prompt(agent.tokenizer, text, config.chat_template, template_options=config.template_options)
+        for prompt, text in messages.items()
+    }
+    settled = config.boundary == "settled"
+    encoded = _settled(agent, sampler, rows, inputs, config) if settled else _as_written(agent, rows, config)
+    for row, response in zip(rows, encoded, strict=True):
+        row.update(
+            prompt_token_ids=rendered[row["prompt_id"]],
+            token_ids=list(response.token_ids),
+            truncated=response.truncated,
+        )
+    return rows
+
+
+def _reads_alike(
+    inputs: Mapping[str, ArtifactRef], rollouts: ArtifactRef, config: ScoreSlice, context: Context
+) -> bool:
+    """Whether the sampler has the learner's tokenizer and chat template, so that ids and prompts mean the same."""
+    _, fingerprint = context.warm.tokenizer(inputs["agent"].path)
+    writer = json.loads((rollouts.path / "sampler.json").read_text())
+    theirs = (writer["tokenizer"], writer["chat_template"], writer.get("template_options", {}))
+    return bool(theirs == (fingerprint, config.chat_template, config.template_options))
+
+
+def _as_written(agent: Any, rows: list[dict[str, Any]], config: ScoreSlice) -> list[Any]:
+    """Encode the texts with all their white space, and the learner's first end token after those that ended."""
+    from hacrl_core.rendering import encode_response
+
+    return [
+        encode_response(
             agent.tokenizer,
             row["response_text"],
-            finished=finished,
+            finished=row["finish_reason"] == "stop",
             stop_token_id=agent.stop_token_ids[0],
             max_tokens=config.max_tokens,
         )
-        row.update(
-            prompt_token_ids=rendered[row["prompt_id"]], token_ids=list(encoded.token_ids), truncated=encoded.truncated
-        )
-    return rows
+        for row in rows
+    ]
+
+
+def _settled(
+    agent: Any, sampler: str, rows: list[dict[str, Any]], inputs: Mapping[str, ArtifactRef], config: ScoreSlice
+) -> list[Any]:
+    """Give the responses the learner's own beginning and end; ids stay where both agents have one tokenizer."""
+    from hacrl_core.agents.agent import load_tokenizer
+    from hacrl_core.rendering import (
+        EncodedResponse,
+        boundary_of,
+        settle_ids,
+        settle_response,
+        specials_of,
+        tokenizer_fingerprint,
+    )
+
+    tokenizer, stops = agent.tokenizer, agent.stop_token_ids
+    own = read_table(inputs[f"rollouts/{config.learner}"].path / "rollouts.parquet", ROLLOUTS).to_pylist()
+    ours = boundary_of(tokenizer, [_written(row) for row in own], stops, config.stop_strings)
+    responses = [_written(row) for row in rows]
+    # Without the template: prompts are rendered anew, so that only the tokens must mean the same.
+    prints = [tokenizer_fingerprint(t, "") for t in (tokenizer, load_tokenizer(inputs[f"sampler/{sampler}"].path))]
+    theirs = None
+    if prints[0] == prints[1]:
+        theirs = boundary_of(tokenizer, responses, (*stops, *specials_of(tokenizer).texts))
+    encoded = []
+    for response in responses:
+        ids = None if theirs is None else settle_ids(response, theirs, ours)
+        if ids is None:
+            encoded.append(settle_response(tokenizer, response, ours, stops, config.max_tokens))
+        else:
+            encoded.append(EncodedResponse(ids[: config.max_tokens], truncated=len(ids) > config.max_tokens))
+    return encoded
+
+
+def _written(row: Mapping[str, Any]) -> Any:
+    from hacrl_core.rendering import Written
+
+    return Written(row["response_text"], row["response_token_ids"], row["finish_reason"] == "stop")
 
 
 def _metrics(
@@ -141,11 +202,24 @@ def _metrics(
     }
     if own:
         metrics["score/own_mean_logprob"] = float(np.mean([columns["mean_logprob"][i] for i in own]))
+    metrics |= _edges([values for row, values in zip(scorable, logprobs, strict=True) if not row["is_own"]])
     if own and config.score.own == "scored":
         differences = np.concatenate([np.abs(logprobs[i] - np.array(scorable[i]["response_logprobs"])) for i in own])
         metrics["score/sampling_mismatch_mean"] = float(differences.mean())
         metrics["score/sampling_mismatch_max"] = float(differences.max())
     return metrics
+
+
+def _edges(logprobs: list[Any]) -> Metrics:
+    """Return the mean log-prob of foreign responses' first and last tokens, and of those between."""
+    long = [values for values in logprobs if len(values) > 2]
+    if not long:
+        return {}
+    return {
+        "score/foreign_first_logprob": float(np.mean([values[0] for values in long])),
+        "score/foreign_last_logprob": float(np.mean([values[-1] for values in long])),
+        "score/foreign_inner_logprob": float(np.mean(np.concatenate([values[1:-1] for values in long]))),
+    }
 
 
 STAGE = Stage("score", 2, ScoreSlice, run)

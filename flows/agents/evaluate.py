@@ -87,6 +87,7 @@ def _evaluate_call(subject: Subject, benchmark: BenchmarkConfig, changes: Change
         verify=verify,
         verifier_source=verifier_source(verify.verifier),
         chat_template=subject.chat_template,
+        template_options=subject.template_options,
     )
     seed = derive_seed(subject.seed, "evaluate")
     return StageCall("evaluate", config, {}, seed, subject.name, None, benchmark.name)

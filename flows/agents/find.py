@@ -6,7 +6,7 @@ Nothing runs here. A wrong name ends in a ConfigError that says what would be ri
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from flows.home import Home
 from flows.record.history import History, read_history
@@ -52,6 +52,7 @@ class Subject:
     generate: GenerateConfig = field(default_factory=lambda: GenerateConfig(max_tokens=ARITHMETIC_TOKENS))
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     chat_template: str | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
     # Those of the agent's campaign.
@@ -112,6 +113,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         generate=config.generation(agent),
         verify=config.verify,
         chat_template=config.agents[agent].template_override,
+        template_options=config.agents[agent].template_options,
         seed=config.seed,
         arithmetic=config.problems if isinstance(config.problems, ArithmeticConfig) else ArithmeticConfig(),
         benchmarks=config.evaluate.benchmarks,

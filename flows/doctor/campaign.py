@@ -144,9 +144,12 @@ def _check_tokens(
 ) -> None:
     """Render a prompt, encode a foreign response, and compare lengths with the limits."""
     agent, limit = config.agents[checkup.agent], config.generation(checkup.agent)
-    prompt = render_prompt(tokenizer, problem.messages, agent.template_override)
+    prompt = render_prompt(
+        tokenizer, problem.messages, agent.template_override, template_options=agent.template_options
+    )
     checkup.prompt, checkup.prompt_tokens = tokenizer.decode(prompt), len(prompt)
-    checkup.fingerprint = tokenizer_fingerprint(tokenizer, agent.template_override)
+    settled = config.boundary(checkup.agent, tuple(config.agents)) == "settled"
+    checkup.fingerprint = tokenizer_fingerprint(tokenizer, "" if settled else agent.template_override)
     names = tokenizer.convert_ids_to_tokens(list(stops))
     has_bos = tokenizer.bos_token_id is not None and prompt[0] == tokenizer.bos_token_id
     checkup.facts.append(
@@ -156,6 +159,7 @@ def _check_tokens(
     read = encode_response(tokenizer, foreign, finished=True, stop_token_id=stops[0], max_tokens=limit.max_tokens)
     back = decode_response(tokenizer, read.token_ids)
     checkup.facts.append(("foreign", f"{foreign} = {len(read.token_ids)} tokens, the last {names[0]}"))
+    checkup.facts.append(("ends", _both_ends(config, checkup.agent, checkup.prompt, names)))
     if back.strip() != foreign and not read.truncated:
         checkup.faults.append(
             f"another agent's response {foreign!r} reads back as {back!r}; its tokenizer cannot spell it"
@@ -169,6 +173,16 @@ def _check_tokens(
         checkup.faults.append(
             f"prompt and response take up to {longest} tokens, its context has {context}; lower generate.max_tokens"
         )
+
+
+def _both_ends(config: CampaignConfig, agent: str, prompt: str, end_tokens: list[str]) -> str:
+    """Say where the agent's responses begin and end, and what becomes of other agents' responses there."""
+    strings = config.generation(agent).stop_strings
+    ends = [f"the stop string {text!r}" for text in strings] + [f"the end token {name}" for name in end_tokens]
+    settled = config.boundary(agent, tuple(config.agents)) == "settled"
+    foreign = "get its own lead and end" if settled else f"keep their white space and end with {end_tokens[0]}"
+    last = prompt[-12:]
+    return f"a response begins after {last!r} and ends with {' or '.join(ends)}; other agents' responses {foreign}"
 
 
 def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
@@ -218,7 +232,7 @@ def _show(console: Console, checkup: Checkup, same_tokens: list[str]) -> None:
     for what, fact in checkup.facts:
         table.add_row(what, Text(fact))
     if same_tokens:
-        table.add_row("shares", f"tokens and template with {', '.join(same_tokens)}: ids are used verbatim")
+        table.add_row("shares", f"tokens with {', '.join(same_tokens)}: ids are kept")
     if checkup.prompt:
         table.add_row("prompt", Text(f"{checkup.prompt_tokens} tokens:", style="dim"))
         table.add_row("", Text(checkup.prompt.rstrip("\n"), style="cyan"))

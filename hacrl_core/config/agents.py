@@ -48,6 +48,11 @@ class AgentConfig(StrictConfig):
     checkpoint: CheckpointConfig | None = Field(None, description="Start from an existing model.")
     chat_template: str | None = Field(None, description="A Jinja chat template that replaces the tokenizer's.")
 
+    template_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Values for the chat template, e.g. {enable_thinking: false} for Qwen3 without its thinking.",
+    )
+
     algorithm: dict[str, Any] = Field(
         default_factory=dict,
         description="This learner's own values of any setting below `algorithm`, e.g. cross_clip_delta.",

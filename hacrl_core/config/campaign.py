@@ -1,6 +1,7 @@
 """A campaign: which agents learn what together, how, and for how long."""
 
-from typing import Any, Self, TypeVar
+from collections.abc import Collection
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
@@ -173,6 +174,19 @@ class CampaignConfig(StrictConfig):
     def scoring(self, agent: str) -> ScoreConfig:
         """Return how this agent scores: the campaign's settings, then its own."""
         return self._own(agent, "score", self.score.model_dump(mode="json"), ScoreConfig)
+
+    def boundary(self, learner: str, samplers: Collection[str]) -> Literal["as_written", "settled"]:
+        """Return how the learner reads other agents' responses at their beginning and end.
+
+        Warm starts without stop strings begin and end alike; left as they are, they keep the keys of earlier campaigns.
+        """
+        asked = self.scoring(learner).boundary
+        if set(samplers) == {learner}:
+            return "as_written"
+        if asked != "auto":
+            return asked
+        differ = any(self.agents[a].checkpoint is not None or self.generation(a).stop_strings for a in samplers)
+        return "settled" if differ else "as_written"
 
     def training(self, agent: str) -> UpdateConfig:
         """Return how this agent is updated: the campaign's settings, then its own."""

@@ -25,6 +25,12 @@ class ScoreConfig(StrictConfig):
         "their own; "
         "built-in engine in float32 only. Saves that pass, gives up the check of sampling against scoring.",
     )
+    boundary: Annotated[Literal["auto", "settled", "as_written"], NotIdentity] = Field(
+        "auto",
+        description="settled: other agents' responses get the learner's own beginning and end; as_written: they keep "
+        "their writer's white space and get the learner's first end token. auto settles them unless all agents are "
+        "warm starts without stop strings, which begin and end alike.",
+    )
     max_logits_mb: Annotated[PositiveInt, NotIdentity] = Field(
         256, description="Largest logits held for one response before it is split by tokens."
     )
@@ -67,6 +73,12 @@ class UpdateConfig(StrictConfig):
     )
     autocast: Autocast = Field(
         "none", description="bf16: the body of the model runs in bfloat16 (CUDA); weights and head stay float32."
+    )
+    boundary: Annotated[Literal["auto", "settled", "as_written"], NotIdentity] = Field(
+        "auto",
+        description="settled: other agents' responses get the learner's own beginning and end; as_written: they keep "
+        "their writer's white space and get the learner's first end token. auto settles them unless all agents are "
+        "warm starts without stop strings, which begin and end alike.",
     )
     max_logits_mb: Annotated[PositiveInt, NotIdentity] = Field(
         256, description="Largest logits held for one response before it is split by tokens."

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 RENEW = "python tests/contract/test_golden_keys.py --accept-new-keys"
 STAGES = {"adopt", "warmstart", "sample", "generate", "verify", "credit", "score", "update", "evaluate"}
-ROLES = {"agent", "prompts", "rollouts", "verdicts", "scores", "credit", "previous", "reference"}
+ROLES = {"agent", "sampler", "prompts", "rollouts", "verdicts", "scores", "credit", "previous", "reference"}
 
 # Campaigns by name: the config and what is changed in it. {folder} is a user's checkpoint (see ``foreign_files``).
 CAMPAIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {

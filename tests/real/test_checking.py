@@ -22,6 +22,15 @@ def look(config):
     return code, console.file.getvalue()
 
 
+def test_both_ends_of_an_agent_with_a_stop_string_are_shown(checkpoint):
+    base = {"checkpoint": {"path": str(checkpoint("one", eos=[1, 3]))}, "generate": {"stop_strings": ["\n"]}}
+    _, text = look(tiny(agents={"ada": {"warmstart": AGENT}, "uno": base}))
+    shown = " ".join(text.split())
+    assert "ends with the stop string '\\n' or the end token" in shown
+    alike = " ".join(look(tiny(agents={"ada": {"warmstart": AGENT}, "ben": {"warmstart": AGENT}}))[1].split())
+    assert "other agents' responses keep their white space" in alike
+
+
 def test_a_ready_campaign(checkpoint):
     one, two = checkpoint("one", eos=[1, 3]), checkpoint("two", kind="qwen3", hidden=32, eos=[1, 3])
     agents = {
@@ -34,8 +43,11 @@ def test_a_ready_campaign(checkpoint):
     assert "tiny: 3 agents are ready." in text
     assert "<|turn|>user: " in text  # the prompt as the agent sees it
     assert "end tokens <|eot|> <|text_end|>" in text
-    assert "shares   tokens and template with due: ids are used verbatim" in text
-    assert "shares   tokens and template with uno: ids are used verbatim" in text
+    assert "shares   tokens with due: ids are kept" in text
+    assert "shares   tokens with uno: ids are kept" in text
+    shown = " ".join(text.split())
+    assert shown.count("other agents' responses get its own lead and end") == 3
+    assert "ends with the end token <|eot|> or the end token <|text_end|>" in shown
     assert text.count("fits") == 3
     assert max(map(len, text.splitlines())) <= 80
 
