@@ -50,9 +50,9 @@ def draw_costs(results: Sequence[CellResult], variants: Sequence[str], labels: d
 def draw_forest(
     comparisons: Sequence[Comparison], labels: dict[str, str], baseline: str, agents: Sequence[str], path: Path
 ) -> None:
-    """Draw the difference to the baseline with its 95 % interval, for each agent and their mean."""
+    """Draw the difference to the baseline with its 95 % interval, for the agents' mean and for each."""
     shown = [v for v in dict.fromkeys(c.variant for c in comparisons) if v != baseline]
-    outcomes = (*agents, BOTH)
+    outcomes = (BOTH, *agents)
     figure, axes = _canvas(1, len(outcomes), 3.4 * len(outcomes) + 1.5, 1 + 0.36 * len(shown), sharey=True)
     for axis, agent in zip(axes[0], outcomes, strict=True):
         axis.axvline(0, color="#888888", linewidth=1)
@@ -61,7 +61,7 @@ def draw_forest(
             if d is None:
                 continue
             colour = "#666666"
-            if d.low > 0 or d.high < 0:
+            if d.excludes_zero:
                 colour = COLOURS[0] if d.mean > 0 else COLOURS[1]
             if np.isfinite(d.low):
                 axis.plot([100 * d.low, 100 * d.high], [row, row], color=colour, linewidth=2)

@@ -101,7 +101,8 @@ def make_report(sweep: Sweep, home: Path, baseline: str | None = None) -> SweepR
     # Agents that every variant has: one with a third agent is compared on the two that all share.
     agents = [a for a in sweep.cells[0].config.agents if all(a in r.agents for r in results)]
     against = baseline or sweep.config.compared_with
-    comparisons = compare_variants(results, variants, against, agents) if against in variants else []
+    within = sweep.config.same_within
+    comparisons = compare_variants(results, variants, against, agents, within) if against in variants else []
     return SweepReport(sweep, against, results, variants, agents, comparisons, _unfinished(sweep, results, home))
 
 
@@ -164,17 +165,17 @@ class Table:
 def accuracy_table(
     comparisons: Sequence[Comparison], results: Sequence[CellResult], labels: dict[str, str], agents: Sequence[str]
 ) -> Table:
-    """Return accuracy of every agent after training, its difference to the baseline, and what it cost."""
+    """Return the accuracy after training, of the agents' mean and of each, the differences, and what it cost."""
     by_place = {(c.variant, c.agent): c for c in comparisons}
     head = ["method", "seeds"]
-    for agent in (*agents, BOTH):
+    for agent in (BOTH, *agents):
         head += [agent, "difference", "95 % interval"]
-    head += ["d_z", "p", "p (Holm)", "responses", "tokens"]
+    head += ["d_z", "p", "p (Holm)", "p same (Holm)", "responses", "tokens"]
     rows = []
     for variant in dict.fromkeys(c.variant for c in comparisons):
         both = by_place[variant, BOTH]
         row = [labels.get(variant, variant), str(len(both.seeds))]
-        for agent in (*agents, BOTH):
+        for agent in (BOTH, *agents):
             c = by_place[variant, agent]
             row += [_mean_text(c.mean, c.deviation), *_difference(c)]
         d = both.difference
@@ -182,6 +183,7 @@ def accuracy_table(
             _formatted(d.effect if d else None, "{:+.1f}"),
             _formatted(d.p if d else None, "{:.3f}"),
             _formatted(both.p_corrected, "{:.3f}"),
+            _formatted(both.p_same_corrected, "{:.3f}"),
             *(_cost(results, variant, what) for what in ("responses", "tokens")),
         ]
         rows.append(tuple(row))
@@ -216,12 +218,13 @@ def diagnostics_table(results: Sequence[CellResult], variants: Sequence[str], la
 def summary_csv(comparisons: Sequence[Comparison]) -> str:
     """Write one row for each comparison."""
     head = ["variant", "agent", "seeds", "mean", "deviation"]
-    head += ["difference", "low", "high", "d_z", "p", "p_holm", "verdict"]
+    head += ["difference", "low", "high", "d_z", "p", "p_holm", "p_same_holm", "verdict"]
     rows: list[list[object]] = []
     for c in comparisons:
         d = c.difference
         numbers = (d.mean, d.low, d.high, d.effect, d.p) if d else (None,) * 5
-        rows.append([c.variant, c.agent, len(c.seeds), c.mean, c.deviation, *numbers, c.p_corrected, c.words()])
+        corrected = (c.p_corrected, c.p_same_corrected)
+        rows.append([c.variant, c.agent, len(c.seeds), c.mean, c.deviation, *numbers, *corrected, c.words()])
     return _csv(head, rows)
 
 

@@ -2,8 +2,10 @@
 
 Both methods start each seed from the same agents and meet the same prompts, so the differences are paired by seed.
 Seeds are few, which decides the choices here: intervals are widened for small samples, and p-values are exact.
+The primary outcome is the mean over the agents; each agent alone is secondary.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +20,13 @@ from flows.sweep.results import BOTH, CellResult
 
 Floats = NDArray[np.float64]
 
-Verdict = Literal["better", "worse", "not shown"]
+Verdict = Literal["better", "worse", "same", "not shown"]
 
 LEVEL = 0.05
+# Differences of accuracies this small are rounding errors.
+ROUNDING = 1e-9
+# Two methods are called the same if their difference is shown to be smaller than this accuracy: one point.
+SAME_WITHIN = 0.01
 # Up to 6^6 = 46,656 resamples are listed; with more seeds, RESAMPLES are drawn.
 EXACT_SEEDS = 6
 RESAMPLES = 20_000
@@ -40,6 +46,9 @@ class Difference:
     effect: float | None
     # Two-sided; None with one seed.
     p: float | None
+    # Of the test that the difference is within ±same_within; None with one seed.
+    p_same: float | None
+    same_within: float
     # Seeds in which the method is above the baseline.
     higher: int
 
@@ -48,8 +57,15 @@ class Difference:
         """Return the smallest p that so many seeds can give."""
         return smallest_p(self.seeds)
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Say whether the interval lies on one side of zero, by more than a rounding error."""
+        return self.low > ROUNDING or self.high < -ROUNDING
 
-def compare(method_S: Sequence[float], baseline_S: Sequence[float], level: float = 0.95) -> Difference:
+
+def compare(
+    method_S: Sequence[float], baseline_S: Sequence[float], level: float = 0.95, same_within: float = SAME_WITHIN
+) -> Difference:
     """Compare values that are paired by position: ``method_S[i]`` and ``baseline_S[i]`` are of one seed."""
     if len(method_S) != len(baseline_S) or not len(method_S):
         raise ValueError(
@@ -57,14 +73,17 @@ def compare(method_S: Sequence[float], baseline_S: Sequence[float], level: float
         )
     differences_S = np.asarray(method_S, dtype=np.float64) - np.asarray(baseline_S, dtype=np.float64)
     low, high = bootstrap_interval(differences_S, level)
+    several = len(differences_S) > 1
     return Difference(
         seeds=len(differences_S),
         mean=float(differences_S.mean()),
         low=low,
         high=high,
         effect=effect_size(differences_S),
-        p=sign_flip_p(differences_S) if len(differences_S) > 1 else None,
-        higher=int(np.sum(differences_S > 0)),
+        p=sign_flip_p(differences_S) if several else None,
+        p_same=equivalence_p(differences_S, same_within) if several else None,
+        same_within=same_within,
+        higher=int(np.sum(differences_S > ROUNDING)),
     )
 
 
@@ -99,15 +118,35 @@ def _resampled_means(values_S: Floats) -> Floats:
 def sign_flip_p(differences_S: Sequence[float] | Floats) -> float:
     """Return the exact two-sided permutation p: the share of the 2^n sign patterns with a mean as far from zero."""
     differences_S = np.asarray(differences_S, dtype=np.float64)
-    n = len(differences_S)
+    sums = np.abs(_signs(len(differences_S)) @ differences_S)
+    return _share_at_least(sums, abs(float(differences_S.sum())))
+
+
+def sign_flip_p_above(differences_S: Sequence[float] | Floats, bound: float) -> float:
+    """Return the exact one-sided permutation p for a mean above ``bound``."""
+    over_S = np.asarray(differences_S, dtype=np.float64) - bound
+    return _share_at_least(_signs(len(over_S)) @ over_S, float(over_S.sum()))
+
+
+def equivalence_p(differences_S: Sequence[float] | Floats, within: float) -> float:
+    """Return the p of two one-sided tests (TOST): a small one shows that the mean difference is within ±``within``."""
+    differences_S = np.asarray(differences_S, dtype=np.float64)
+    return max(sign_flip_p_above(differences_S, -within), sign_flip_p_above(-differences_S, -within))
+
+
+@functools.cache
+def _signs(n: int) -> Floats:
+    """Return all sign patterns if they can be listed, else many drawn with a fixed seed."""
     if n <= EXACT_SIGNS:
-        signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
-    else:
-        signs = np.random.default_rng(n).choice((1.0, -1.0), size=(2**EXACT_SIGNS, n))
-        signs[0] = 1.0
-    sums = np.abs(signs @ differences_S)
-    # Sums of the same numbers in another order may differ in the last bit.
-    return float(np.mean(sums >= abs(differences_S.sum()) * (1 - 1e-9) - 1e-12))
+        return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
+    signs = np.random.default_rng(n).choice((1.0, -1.0), size=(2**EXACT_SIGNS, n))
+    signs[0] = 1.0
+    return signs
+
+
+def _share_at_least(sums: Floats, observed: float) -> float:
+    """Return the share of sums that reach the observed one; sums in another order may differ in the last bits."""
+    return float(np.mean(sums >= observed - abs(observed) * 1e-9 - 1e-12))
 
 
 def smallest_p(seeds: int) -> float:
@@ -118,7 +157,7 @@ def smallest_p(seeds: int) -> float:
 def effect_size(differences_S: Sequence[float] | Floats) -> float | None:
     """Return d_z, the mean difference in standard deviations of the differences."""
     values = np.asarray(differences_S, dtype=np.float64)
-    if len(values) < 2 or float(values.std(ddof=1)) == 0:
+    if len(values) < 2 or float(values.std(ddof=1)) < ROUNDING:
         return None
     return float(values.mean() / values.std(ddof=1))
 
@@ -132,6 +171,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, (len(known) - rank) * p))
         corrected[index] = highest
     return corrected
+
+
+def largest(p_values: Sequence[float | None]) -> float | None:
+    """Return the p of a claim that needs all of its parts: the largest one; None if there is none or one is missing."""
+    known = [p for p in p_values if p is not None]
+    return max(known) if known and len(known) == len(p_values) else None
 
 
 def seeds_needed(comparisons: int, level: float = 0.05) -> int:
@@ -158,15 +203,18 @@ class Comparison:
     # None for the baseline itself, or if no seed is common.
     difference: Difference | None
     p_corrected: float | None
+    p_same_corrected: float | None
     # How many comparisons the family has that was corrected for.
     compared: int
 
     @property
     def verdict(self) -> Verdict:
-        """Return better or worse if the corrected p allows it."""
-        if self.difference is None or self.p_corrected is None or self.p_corrected >= LEVEL:
+        """Return better, worse or the same if the corrected p allows it; a difference comes before sameness."""
+        if self.difference is None:
             return "not shown"
-        return "better" if self.difference.mean > 0 else "worse"
+        if self.p_corrected is not None and self.p_corrected < LEVEL:
+            return "better" if self.difference.mean > 0 else "worse"
+        return "same" if self.p_same_corrected is not None and self.p_same_corrected < LEVEL else "not shown"
 
     def words(self) -> str:
         """Write what the seeds allow to say, and what they do not."""
@@ -175,10 +223,12 @@ class Comparison:
             return "baseline" if self.seeds else "no finished cells"
         if d.p is None:
             return "one seed: nothing can be said about chance"
+        if self.verdict == "same":
+            return f"no difference beyond ±{100 * d.same_within:g} point{'' if d.same_within == SAME_WITHIN else 's'}"
         if self.verdict != "not shown":
             return self.verdict
         if self.compared * d.smallest_p >= LEVEL:
-            hint = "interval excludes 0, but " if d.low > 0 or d.high < 0 else ""
+            hint = "interval excludes 0, but " if d.excludes_zero else ""
             return (
                 f"not shown: {hint}{d.seeds} seeds cannot show it (smallest possible p {d.smallest_p:.3g} × "
                 f"{self.compared} comparisons; {seeds_needed(self.compared)} seeds could)"
@@ -186,39 +236,57 @@ class Comparison:
         return "not shown"
 
 
-def compare_seeds(method: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+def compare_seeds(
+    method: Mapping[int, float], baseline: Mapping[int, float], same_within: float = SAME_WITHIN
+) -> Difference | None:
     """Compare two methods on the seeds that both have; None if there is no such seed."""
     common = [seed for seed in method if seed in baseline]
-    return compare([method[s] for s in common], [baseline[s] for s in common]) if common else None
+    if not common:
+        return None
+    return compare([method[s] for s in common], [baseline[s] for s in common], same_within=same_within)
 
 
 def compare_variants(
-    results: Sequence[CellResult], variants: Sequence[str], baseline: str, agents: Sequence[str]
+    results: Sequence[CellResult],
+    variants: Sequence[str],
+    baseline: str,
+    agents: Sequence[str],
+    same_within: float = SAME_WITHIN,
 ) -> list[Comparison]:
-    """Compare all variants with the baseline, by outcome; Holm's correction runs over the variants of one outcome.
+    """Compare all variants with the baseline: first the mean over the agents, then each agent.
 
-    A claim about every agent needs each of them to pass, which is stricter than a correction over agents would be.
+    There are two families, each with one Holm correction: the means of all variants, and all agents of all variants.
     """
-    found: list[Comparison] = []
-    for agent in (*agents, BOTH):
-        values = {v: {r.seed: _after(r, agent, agents) for r in results if r.variant == v} for v in variants}
-        differences = {v: compare_seeds(values[v], values[baseline]) if v != baseline else None for v in variants}
-        corrected = dict(zip(variants, holm([d.p if d else None for d in differences.values()]), strict=True))
-        family = sum(d is not None and d.p is not None for d in differences.values())
-        for variant in variants:
-            mine = list(values[variant].values())
-            found.append(
-                Comparison(
-                    variant,
-                    agent,
-                    float(np.mean(mine)) if mine else float("nan"),
-                    float(np.std(mine, ddof=1)) if len(mine) > 1 else None,
-                    tuple(values[variant]),
-                    differences[variant],
-                    corrected[variant],
-                    family,
-                )
-            )
+    return [
+        comparison
+        for family in ((BOTH,), tuple(agents))
+        for comparison in _compare_family(results, variants, baseline, agents, family, same_within)
+    ]
+
+
+def _compare_family(
+    results: Sequence[CellResult],
+    variants: Sequence[str],
+    baseline: str,
+    agents: Sequence[str],
+    outcomes: Sequence[str],
+    same_within: float,
+) -> list[Comparison]:
+    """Compare all variants on some outcomes, with one correction over all of these comparisons."""
+    places = [(variant, outcome) for outcome in outcomes for variant in variants]
+    values = {(v, o): {r.seed: _after(r, o, agents) for r in results if r.variant == v} for v, o in places}
+    differences = [
+        compare_seeds(values[v, o], values[baseline, o], same_within) if v != baseline else None for v, o in places
+    ]
+    corrected = holm([d.p if d else None for d in differences])
+    same = holm([d.p_same if d else None for d in differences])
+    compared = sum(d is not None and d.p is not None for d in differences)
+    found = []
+    for place, difference, p, p_same in zip(places, differences, corrected, same, strict=True):
+        mine = list(values[place].values())
+        mean = float(np.mean(mine)) if mine else float("nan")
+        deviation = float(np.std(mine, ddof=1)) if len(mine) > 1 else None
+        found.append(Comparison(*place, mean, deviation, tuple(values[place]), difference, p, p_same, compared))
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.campaign import CampaignConfig
@@ -38,6 +38,9 @@ class SweepConfig(StrictConfig):
     )
     baseline: str | None = Field(None, description="Variant that the others are compared with; empty: the first one.")
     benchmark: str | None = Field(None, description="Benchmark that is compared; empty: the campaign's first one.")
+    same_within: PositiveFloat = Field(
+        0.01, description="Accuracy: variants count as the same if they are shown to differ by less; 0.01 is one point."
+    )
     labels: dict[str, str] = Field(default_factory=dict, description="What tables call a variant, where not its name.")
 
     @model_validator(mode="after")

@@ -219,7 +219,7 @@ def test_the_results_page_is_written_from_the_store_whatever_is_finished(first, 
     (templates / "findings.md.j2").write_text("{{ page.settings() }}")
     write_page({"main": make_report(load_sweep(written(place)), home.root)}, tmp_path, templates)
     text = (tmp_path / "results.md").read_text()
-    assert "Both agents end better under HACPO than under GSPO | not shown" in text
+    assert "| Agents end better under HACPO than under GSPO | not shown (2 seeds cannot show yes or no, " in text
     assert "2 seeds cannot show it" in text
     assert "not run" in text
     assert (tmp_path / "results" / "main-cells.csv").exists()

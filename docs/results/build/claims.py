@@ -1,4 +1,4 @@
-"""Claims answered with yes, no or not shown: differences between two methods that must hold for every agent."""
+"""Claims answered with yes, no, no difference or not shown: for the mean over the agents, and for every agent."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from flows.sweep.results import AgentResult, CellResult
-from flows.sweep.statistics import LEVEL, Difference, compare_seeds, holm, seeds_needed, smallest_p
+from flows.sweep.results import BOTH, AgentResult, CellResult
+from flows.sweep.statistics import LEVEL, Difference, compare_seeds, holm, largest, seeds_needed, smallest_p
 
-Answer = Literal["yes", "no", "not shown", "not run"]
+Answer = Literal["yes", "no", "no difference", "not shown", "not run"]
 Measure = Callable[[AgentResult], float]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The measure of ``method`` is higher (or lower) than that of ``baseline``, for every agent."""
+    """The measure of ``method`` is higher (or lower) than that of ``baseline``: in the mean over the agents, first."""
 
     text: str
     method: str
@@ -26,26 +26,30 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answered:
-    """A claim, its answer, and the numbers behind it by agent."""
+    """A claim, its answers, and the numbers behind them."""
 
     claim: Claim
+    # The primary answer: for the mean over the agents.
     answer: Answer
+    # The secondary answer: for every agent at once.
+    every: Answer
     seeds: int
+    # By agent; the mean over the agents is the first.
     differences: Mapping[str, Difference]
-    # p after Holm's correction over all claims that are answered together.
-    corrected: Mapping[str, float | None]
+    # After Holm's correction over all claims that are answered together: of the mean, and of the weakest agent.
+    p_mean: float | None
+    p_every: float | None
     family: int
     # Methods of the claim that have a cell that ended in an error.
     failed: tuple[str, ...] = ()
 
     def numbers(self, scale: float = 100.0, *, with_p: bool = True) -> str:
-        """Write difference, interval and p of every agent."""
-        parts = []
-        for agent, d in self.differences.items():
-            p = self.corrected[agent]
-            tail = "" if p is None or not with_p else f", p {p:.3f}"
-            interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}" if d.seeds > 1 else "no interval"
-            parts.append(f"{agent} {scale * d.mean:+.1f} ({interval}; {d.higher} of {d.seeds} seeds up{tail})")
+        """Write difference and interval of the mean and of every agent, and the corrected p of both answers."""
+        parts = [f"{agent} {_numbers(d, scale)}" for agent, d in self.differences.items()]
+        if with_p and self.p_mean is not None:
+            parts[0] = f"{parts[0][:-1]}, p {self.p_mean:.3f})"
+        if with_p and self.p_every is not None:
+            parts.append(f"every agent p {self.p_every:.3f}")
         return "; ".join(parts) or "no finished cells"
 
     def why(self) -> str:
@@ -54,7 +58,7 @@ class Answered:
             return f"cells of {' and '.join(self.failed)} failed: what is left may be what went well"
         if self.answer == "not shown" and self.seeds and self.family * smallest_p(self.seeds) >= LEVEL:
             noun = "seed" if self.seeds == 1 else "seeds"
-            return f"{self.seeds} {noun} cannot show it, {seeds_needed(self.family)} could"
+            return f"{self.seeds} {noun} cannot show yes or no, {seeds_needed(self.family)} could"
         return ""
 
 
@@ -64,50 +68,80 @@ def answer_claims(
     agents: Sequence[str],
     failed: Collection[str] = (),
 ) -> list[Answered]:
-    """Answer the claims as one family, with Holm's correction.
+    """Answer the claims as one family, with Holm's correction over the claims.
 
-    Yes: every agent differs as claimed. No: some agent differs the other way (corrected for the number of agents, any
-    of which would do) and none as claimed. If cells failed, neither.
+    Yes: the mean over the agents differs as claimed. No: it differs the other way. No difference: it is shown to be
+    smaller than one point. The secondary answer asks the same of every agent: its p is the largest of theirs. If cells
+    failed, nothing is shown.
     """
-    found = [{a: d for a in agents if (d := _difference(c, results, a)) is not None} for c in claims]
-    corrected: list[dict[str, float | None]] = [{} for _ in claims]
-    for agent in agents:
-        ps = [differences[agent].p if agent in differences else None for differences in found]
-        for place, p in enumerate(holm(ps)):
-            corrected[place][agent] = p
+    found = [_differences(claim, results, agents) for claim in claims]
+    primary = answers([_part(d, [BOTH], c) for c, d in zip(claims, found, strict=True)])
+    every = answers([_part(d, agents, c) for c, d in zip(claims, found, strict=True)])
+    family = sum(BOTH in d and d[BOTH].p is not None for d in found)
     answered = []
-    for claim, differences, ps_of in zip(claims, found, corrected, strict=True):
-        signs = [_sign(differences[a], ps_of[a], claim.expected, len(differences)) for a in differences]
-        seeds = min((d.seeds for d in differences.values()), default=0)
-        family = sum(any(d.p is not None for d in differences.values()) for differences in found)
+    for claim, differences, (answer, p), (answer_every, p_every) in zip(claims, found, primary, every, strict=True):
         lost = tuple(name for name in (claim.method, claim.baseline) if name in failed)
-        answer = "not shown" if lost else _answer(signs)
-        answered.append(Answered(claim, answer, seeds, differences, ps_of, family, lost))
+        seeds = differences[BOTH].seeds if differences else 0
+        if lost:
+            answer = answer_every = "not shown"
+        answered.append(Answered(claim, answer, answer_every, seeds, differences, p, p_every, family, lost))
     return answered
 
 
-def _answer(signs: list[int]) -> Answer:
-    if not signs:
-        return "not run"
-    if all(sign == 1 for sign in signs):
-        return "yes"
-    return "no" if -1 in signs and 1 not in signs else "not shown"
+@dataclass(frozen=True)
+class Part:
+    """What one claim's answer depends on: p of a difference and of sameness, and the directions that were found."""
+
+    p: float | None
+    p_same: float | None
+    # True for each outcome (the mean, or every agent) that differs as claimed.
+    as_claimed: tuple[bool, ...]
 
 
-def _sign(difference: Difference, p: float | None, expected: str, agents: int) -> int:
-    """Return 1 for a difference as claimed, −1 for one the other way, 0 where chance cannot be excluded."""
-    as_claimed = (difference.mean > 0) == (expected == "higher")
-    if p is None or (p if as_claimed else p * agents) >= LEVEL:
-        return 0
-    return 1 if as_claimed else -1
+def answers(parts: Sequence[Part]) -> list[tuple[Answer, float | None]]:
+    """Answer a family of claims and return the corrected p of each: Holm over differences, and Holm over sameness."""
+    found: list[tuple[Answer, float | None]] = []
+    corrected, same = holm([part.p for part in parts]), holm([part.p_same for part in parts])
+    for part, p, p_same in zip(parts, corrected, same, strict=True):
+        answer: Answer = "not shown"
+        if not part.as_claimed:
+            answer = "not run"
+        elif p is not None and p < LEVEL and len(set(part.as_claimed)) == 1:
+            answer = "yes" if part.as_claimed[0] else "no"
+        elif p_same is not None and p_same < LEVEL:
+            answer = "no difference"
+        found.append((answer, p))
+    return found
 
 
-def _difference(claim: Claim, results: Sequence[CellResult], agent: str) -> Difference | None:
-    mine, theirs = (
-        {r.seed: claim.measure(r.agents[agent]) for r in results if r.variant == variant and agent in r.agents}
-        for variant in (claim.method, claim.baseline)
-    )
-    return compare_seeds(mine, theirs)
+def _part(differences: Mapping[str, Difference], outcomes: Sequence[str], claim: Claim) -> Part:
+    """Return the part of a claim about all of some outcomes: its p is the largest of theirs."""
+    there = [differences[o] for o in outcomes if o in differences]
+    as_claimed = tuple((d.mean > 0) == (claim.expected == "higher") for d in there)
+    return Part(largest([d.p for d in there]), largest([d.p_same for d in there]), as_claimed)
+
+
+def _differences(claim: Claim, results: Sequence[CellResult], agents: Sequence[str]) -> dict[str, Difference]:
+    """Return the difference of the mean over the agents, then of each, on the seeds that both methods have."""
+    found = {}
+    for outcome, of in ((BOTH, agents), *((agent, (agent,)) for agent in agents)):
+        mine, theirs = (
+            {
+                r.seed: float(np.mean([claim.measure(r.agents[a]) for a in of]))
+                for r in results
+                if r.variant == variant and all(a in r.agents for a in of)
+            }
+            for variant in (claim.method, claim.baseline)
+        )
+        difference = compare_seeds(mine, theirs)
+        if difference is not None:
+            found[outcome] = difference
+    return found
+
+
+def _numbers(d: Difference, scale: float) -> str:
+    interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}" if d.seeds > 1 else "no interval"
+    return f"{scale * d.mean:+.1f} ({interval}; {d.higher} of {d.seeds} seeds up)"
 
 
 def drawdown(agent: AgentResult, width: int = 5) -> float:
@@ -128,14 +162,12 @@ _MECHANISMS = {
     "no_stepwise": "stepwise clipping",
 }
 CLAIMS = (
-    Claim("Both agents end better under HACPO than under GSPO", "hacpo", "gspo"),
-    Claim("Both agents end better under HACPO than under GSPO×2, at half its rollouts", "hacpo", "gspo_x2"),
+    Claim("Agents end better under HACPO than under GSPO", "hacpo", "gspo"),
+    Claim("Agents end better under HACPO than under GSPO×2, at half its rollouts", "hacpo", "gspo_x2"),
     Claim("Naive sharing (foreign responses as one's own) is worse than GSPO", "naive", "gspo", "lower"),
     Claim("Naive sharing (ratio to the sampler) is worse than GSPO", "naive_sampler_ratio", "gspo", "lower"),
 )
-REMOVALS = tuple(
-    Claim(f"Removing {what} hurts both agents", name, "hacpo", "lower") for name, what in _MECHANISMS.items()
-)
+REMOVALS = tuple(Claim(f"Removing {what} hurts", name, "hacpo", "lower") for name, what in _MECHANISMS.items())
 STABILITY = (
     Claim(
         "Without clipping training is unstable: the reward falls further from its best",
@@ -144,7 +176,7 @@ STABILITY = (
         "higher",
         drawdown,
     ),
-    Claim("Without clipping, both agents end worse", "no_clipping", "hacpo", "lower"),
+    Claim("Without clipping, agents end worse", "no_clipping", "hacpo", "lower"),
 )
 _RIVALS = {
     "hacpo": "HACPO",
