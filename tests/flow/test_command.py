@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.flow.conftest import TINY
+from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ class Hacrl:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=patience(240),
         )
         text = done.stdout + done.stderr
         assert done.returncode == code, text

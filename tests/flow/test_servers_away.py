@@ -26,6 +26,7 @@ from flows.tracking.projection import quiet_environment
 from hacrl_core.artifacts import Store
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, run_here
+from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 
@@ -54,11 +55,21 @@ def _fresh(monkeypatch):
 
 def test_a_probe_knows_an_answer_from_silence(hung, closed):
     for url, says in ((hung, "no answer within 0.3 s"), (closed, "refused")):
-        begun = time.monotonic()
         with pytest.raises(ServerAway, match=says):
             probe(url, 0.3)
-        assert time.monotonic() - begun < 2
     probe("sqlite:///nowhere")
+
+
+def counted(monkeypatch, module):
+    """Return the list of addresses that the module probes from now on."""
+    asked = []
+
+    def counting(url, seconds=None):
+        asked.append(url)
+        probe(url, seconds)
+
+    monkeypatch.setattr(module, "probe", counting)
+    return asked
 
 
 def alone(**changes):
@@ -73,12 +84,11 @@ def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_i
 ):
     home = Home(tmp_path / "home")
     monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
+    asked = counted(monkeypatch, tracker_module)
     for iterations, url in ((1, hung), (2, closed)):
-        begun = time.monotonic()
+        asked.clear()
         run_here(alone(iterations=iterations, tracking={"uri": url}), home)
-        spent = time.monotonic() - begun
-        stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
-        assert spent - stages < 12, f"{spent:.1f} s for {stages:.1f} s of stages"
+        assert 1 <= len(asked) <= 2  # each costs at most PROBE_SECONDS
         assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
         assert sync_campaigns(Console(), home, "tiny") == 1  # still away: one line, exit code 1
         assert f"tiny: {url}: " in capsys.readouterr().out
@@ -158,7 +168,7 @@ def test_an_mlflow_server_killed_in_mid_campaign_is_filled_in_when_it_is_back(tm
         begun = time.monotonic()
         run_here(config, home, Deadly)
         stages = sum(entry.seconds for entry in read_entries(home.campaign("tiny")))
-        assert time.monotonic() - begun - stages < 60
+        assert time.monotonic() - begun - stages < patience(60)
         assert capsys.readouterr().out.count("training goes on and nothing is lost") == 1
         servers.append(start_mlflow(tmp_path, closed))
         for _ in range(2):
@@ -197,7 +207,7 @@ def answers(url: str) -> bool:
 
 
 def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -247,10 +257,10 @@ def test_a_configured_server_that_does_not_answer_costs_one_warning_and_a_server
 
     monkeypatch.setattr(module.subprocess, "Popen", started)
     told: list[str] = []
-    begun = time.monotonic()
+    asked = counted(monkeypatch, module)
     with pytest.raises(_Ends), prefect_api(Home(tmp_path), told.append):
         pass
-    assert time.monotonic() - begun < 6
+    assert len(asked) == 1  # it costs at most PROBE_SECONDS
     assert len(told) == 1
     assert url in told[0]
     assert os.environ["PREFECT_API_URL"] == url  # as it was

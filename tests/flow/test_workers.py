@@ -19,6 +19,7 @@ from hacrl_core.errors import HacrlError
 from stages.spec import StageCall
 from stages.warmstart import WarmstartSlice
 from tests.flow.conftest import AGENT, TINY
+from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,18 +105,23 @@ def _stop_and_resume(process, command, environment, tmp_path, number, code):
             os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
             break
     clock = time.monotonic()
-    rest = process.communicate(timeout=60)[0]
+    rest = process.communicate(timeout=patience(60))[0]
     assert process.returncode == code, "".join(lines) + rest
-    assert time.monotonic() - clock < 30
+    assert time.monotonic() - clock < patience(30)
     assert "Run the same command again to go on" in rest
     assert "Traceback" not in rest
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while (left := _below(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
     done = list((tmp_path / "home" / "store" / "objects" / "update").iterdir())
     again = subprocess.run(
-        [*command, "--set", "iterations=2"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--set", "iterations=2"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
     )
     assert again.returncode == 0, again.stdout + again.stderr
     assert "stages ran, " not in again.stdout or int(again.stdout.split(" stages ran")[0].split()[-1]) <= 4

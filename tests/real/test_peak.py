@@ -8,6 +8,7 @@ from stages import memory as peak
 from stages.runner import run_stage
 from stages.sample import SampleSlice
 from stages.spec import Context, StageCall
+from tests.patience import patience
 
 MB = 1 << 20
 
@@ -26,7 +27,7 @@ def test_a_peak_is_that_of_the_time_since_begin():
     seen = peak.end().host_bytes
     assert seen - before > 180 * MB
     high.close()
-    deadline = time.monotonic() + 5  # the kernel's count of resident pages may lag behind
+    deadline = time.monotonic() + patience(5)  # the kernel's count of resident pages may lag behind
     while peak.end().host_bytes >= seen - 150 * MB and time.monotonic() < deadline:
         time.sleep(0.1)
         peak.begin()

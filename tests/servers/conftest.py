@@ -22,6 +22,7 @@ from flows.home import Home
 from flows.servers.processes import processes_with_token
 from flows.servers.state import read_state
 from tests.flow.conftest import TINY
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 DATABASE_PASSWORD = "fedcba9876543210"
@@ -37,19 +38,20 @@ def fetch(url, data=None, **headers):
     """Status, headers and text of an answer, whatever the status."""
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=patience(20)) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
     except urllib.error.HTTPError as problem:
         return problem.code, dict(problem.headers), problem.read().decode()
 
 
 def wait_for(condition, seconds, what):
+    seconds = patience(seconds)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
             return found
         time.sleep(0.3)
-    raise AssertionError(f"{what}: not within {seconds} s")
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
 class Command:
@@ -70,7 +72,7 @@ class Command:
     def __call__(self, *words: str, code: int = 0, timeout: float = 280) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", *words],
-            cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=timeout,
+            cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=patience(timeout),
         )  # fmt: skip
         text = done.stdout + done.stderr
         assert done.returncode == code, text
@@ -161,7 +163,11 @@ class Postgres:
 
     def _do(self, program: str, *words: str) -> None:
         done = subprocess.run(
-            [*self._as, str(self.binaries / program), *words], capture_output=True, text=True, cwd="/", timeout=120
+            [*self._as, str(self.binaries / program), *words],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            timeout=patience(120),
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -170,7 +176,7 @@ class Postgres:
         words = ["--file", str(file)] if file else ["--command", sql]
         done = subprocess.run(
             [self.binaries / "psql", *place, "-At", "-v", "ON_ERROR_STOP=1", *words],
-            capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=60,
+            capture_output=True, text=True, env={**os.environ, "PGPASSWORD": DATABASE_PASSWORD}, timeout=patience(60),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.split()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.servers.processes import TOKEN, processes_with_token
+from tests.patience import patience
 from tests.servers.compose_file import INFRA, read_compose
 from tests.servers.conftest import DATABASE_PASSWORD, Command, Postgres, fetch, free_port, wait_for
 
@@ -85,7 +86,7 @@ class Stack:
             if service in self.processes:
                 self.processes[service].terminate()
                 try:
-                    self.processes[service].wait(timeout=30)
+                    self.processes[service].wait(timeout=patience(30))
                 except subprocess.TimeoutExpired:
                     self.processes[service].kill()
                     self.processes[service].wait()

@@ -14,6 +14,7 @@ import pytest
 
 from flows.servers.processes import memory, process_tree, processes_with_token
 from flows.servers.state import log_file, read_state
+from tests.patience import patience
 from tests.servers.conftest import fetch, free_port, wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
@@ -142,7 +143,7 @@ def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
     def by_hand():
         return [run for run in servers.runs("nightly") if not run["auto_scheduled"]]
 
-    seen, deadline = set(), time.monotonic() + 240
+    seen, deadline = set(), time.monotonic() + patience(240)
     while time.monotonic() < deadline and not all(run["state_type"] == "COMPLETED" for run in by_hand()):
         states = [run["state_name"] for run in by_hand()]
         assert not {"Failed", "Crashed"} & set(states), log_file(servers.home, "worker").read_text()[-3000:]
@@ -207,7 +208,7 @@ def foreground(servers):
     )
     yield popen
     popen.terminate()
-    popen.wait(timeout=60)
+    popen.wait(timeout=patience(60))
 
 
 def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers, request):
@@ -236,7 +237,7 @@ def test_down_stops_a_campaign_and_leaves_nothing(servers, foreground):
     with sqlite3.connect(servers.home.root / "mlflow.db") as database:
         assert list(database.execute("select status from runs where name = 'cut_off'")) == [("KILLED",)]
     assert "stopped from outside" in (servers.home.campaign("cut_off") / "log.txt").read_text().splitlines()[-1]
-    assert foreground.wait(timeout=20) == 0
+    assert foreground.wait(timeout=patience(20)) == 0
     assert processes_with_token(state.token) == []
     assert "nothing runs" in servers("down")
     assert "no servers" in servers("ps", code=1)

@@ -28,6 +28,7 @@ from hacrl_core.config.sweep import load_sweep, nested
 from hacrl_core.errors import ConfigError, StageError
 from stages.spec import Context
 from tests.flow.conftest import TINY
+from tests.patience import patience
 
 SWEEP: dict[str, Any] = {
     "name": "little",
@@ -244,7 +245,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(place, tmp_path):
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patience(120)
         while not list((home.store / "objects").glob("update/*/manifest.json")) and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.02)

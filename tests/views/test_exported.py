@@ -13,6 +13,7 @@ from flows.agents.export import export_agent
 from flows.home import Home
 from hacrl_core.errors import ConfigError
 from tests.flow.conftest import AGENT
+from tests.patience import patience
 
 from .conftest import run_recorded, seen_config
 
@@ -58,7 +59,7 @@ def read_alone(folder):
     """What plain transformers makes of it, in a process without this project."""
     packages = sysconfig.get_path("purelib")
     command = [sys.executable, "-I", "-S", "-c", TRANSFORMERS, str(folder), packages, json.dumps(ASK)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder.parent, timeout=patience(240))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -139,7 +140,7 @@ def test_vllm_loads_it_in_its_own_environment_and_writes_the_same(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "DO_NOT_TRACK": "1"}
     command = [str(VLLM), str(script), str(folder), json.dumps(ASK)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=patience(280))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT")[1].splitlines()[0])
     theirs = read_alone(folder)

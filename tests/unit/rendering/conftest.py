@@ -105,7 +105,7 @@ def wordpiece() -> Any:
 
 def sentencepiece_package() -> Any:
     """The sentencepiece library itself, without the tokenizers package."""
-    spm = pytest.importorskip("sentencepiece")
+    spm = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed: make setup installs it")
     from tempfile import NamedTemporaryFile
 
     from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
