@@ -65,8 +65,12 @@ test-vllm: vllm  ## Test the vLLM engine for real
 test-vllm-smoke: vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
-chaos: setup  ## Kill campaigns a hundred times, anywhere, and compare the end with one left alone; half an hour on two cores
-	@$(BIN)/python -m tests.chaos.chaos
+flaky: setup  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
+	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
+
+# A kill takes about 20 seconds; the time that the campaigns may take grows with their number.
+chaos: setup  ## Kill campaigns, anywhere, and compare the end with one left alone (KILLS=100: half an hour on two cores)
+	@kills=$${KILLS:-100}; $(BIN)/python -m tests.chaos.chaos --kills $$kills --full $$((kills / 10)) --minutes $$((kills * 2 / 5 + 1))
 
 .venv/bench-ready: .venv/ready requirements-bench.lock
 	@$(UV) pip install --quiet -r requirements-bench.lock
@@ -103,4 +107,4 @@ house: setup  ## How readable the code is, in numbers (WORST=10 lists the places
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo reproduce results test chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
+.PHONY: help setup demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
