@@ -20,6 +20,7 @@ def cells(variant, *agents):
             frozenset(),
             {},
             0.0,
+            0.0,
         )
         for seed, of_seed in enumerate(zip(*agents, strict=True))
     ]

@@ -157,6 +157,7 @@ def cells(variant, *agents):
             frozenset(),
             {},
             0,
+            0,
         )
         for seed, row in enumerate(zip(*agents, strict=True))
     ]
