@@ -105,8 +105,10 @@ def require_loss_inputs(
     update_index: int,
     config: HacpoConfig,
     rollout_ids: Sequence[str] | None,
+    *,
+    checked: bool = False,
 ) -> None:
-    """Raise unless the inputs of the loss fit together and are finite.
+    """Raise unless the inputs of the loss fit together and, unless ``checked`` before, are finite.
 
     ``numbers`` starts with the learner's log-probs. Those per token are checked by the objective, which knows the rows.
     """
@@ -117,6 +119,8 @@ def require_loss_inputs(
     shapes = [tuple(values.shape) for values in (*numbers.values(), is_own)]
     if len(shapes[0]) != (1 if mask_BT is None else 2) or 0 in shapes[0] or set(shapes) != {shapes[0]}:
         raise AlgorithmError(f"loss: shapes {shapes}; all five must have the same single axis, not empty")
+    if checked:
+        return
     if mask_BT is None:
         require_finite(numbers, rollout_ids)
     require_shared(is_own, numbers["advantage"], config, rollout_ids)

@@ -181,6 +181,7 @@ def hacpo_loss(
     weight_B: Tensor | None = None,
     total_weight: float | None = None,
     rollout_ids: Sequence[str] | None = None,
+    checked: bool = False,
 ) -> tuple[Tensor, Terms]:
     """Loss = −Σ weight·(term − penalty) / total weight; by default −mean over the responses of the minibatch.
 
@@ -188,7 +189,8 @@ def hacpo_loss(
     response is the mean over its tokens. The sampler of an own response is the learner itself at the start of the
     iteration. ``omega`` is ω(sampler, learner) and is not read for own responses. ``update_index`` is m. ``penalty_B``
     is the KL term of each response, ``weight_B`` how many identical responses it stands for, and ``total_weight`` those
-    of the whole minibatch, so that the losses of its pieces add up.
+    of the whole minibatch, so that the losses of its pieces add up. ``checked``: the caller has already
+    refused numbers that are not finite; to ask for them here would make a GPU wait.
 
     Returns the loss, differentiable in ``learner`` and in its dtype, and the terms for the diagnostics.
     """
@@ -198,7 +200,7 @@ def hacpo_loss(
     omega = _like(learner, omega)
     is_own = torch.as_tensor(is_own, dtype=torch.bool, device=learner.device)
     numbers = {"learner log-prob": learner, "sampler log-prob": sampler, "advantage": advantage, "omega": omega}
-    require_loss_inputs(numbers, is_own, mask_BT, update_index, config, rollout_ids)
+    require_loss_inputs(numbers, is_own, mask_BT, update_index, config, rollout_ids, checked=checked)
     terms = response_terms(learner, sampler, advantage, is_own, omega, update_index=update_index, config=config)
     value_B = terms.objective if mask_BT is None else sequence_mean(terms.objective, mask_BT)
     if penalty_B is not None:

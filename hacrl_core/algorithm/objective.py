@@ -6,7 +6,7 @@ This module picks rows and denominators, measures KL and refuses bad input; the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -87,56 +87,66 @@ class _RowObjective:
     config: HacpoConfig
     old: "_TokenTable | None"
     reference: "_TokenTable | None"
+    placed: "dict[torch.device, _Placed]" = field(default_factory=dict)
+    unsettled: "list[_Faults]" = field(default_factory=list)
 
     def __call__(self, logprobs_BT: Tensor, mask_BT: Tensor, rows_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        mask_BT, index_B = mask_BT.bool(), rows_B.cpu()
-        self.require_tokens(logprobs_BT, mask_BT, index_B)
+        here = self.on(logprobs_BT.device)
+        mask_BT, index_B = mask_BT.bool(), rows_B.to(logprobs_BT.device, non_blocking=True)
+        self.look_over(here, logprobs_BT, mask_BT, index_B)
         logprobs_BT64 = logprobs_BT.double()
-        is_own_B = self.pick(self.rows.is_own_B, index_B, logprobs_BT64).bool()
-        weight_B = self.pick(self.rows.weight_B, index_B, logprobs_BT64)
+        is_own_B, weight_B = here.is_own_B[index_B], here.weight_B[index_B]
         by_token = self.config.ratio_level == "token"
         now = logprobs_BT64 if by_token else hacpo.sequence_mean(logprobs_BT64, mask_BT)
         if self.rows.learner_factor_B is not None:
-            now = now * self.pick(self.rows.learner_factor_B, index_B, now)
+            now = now * self.rows.learner_factor_B.to(now.device, torch.float64, non_blocking=True)[index_B]
 
         def shaped(values_B: Tensor) -> Tensor:
-            picked = self.pick(values_B, index_B, now)
+            picked = values_B[index_B]
             return picked[:, None].expand_as(now) if by_token else picked
 
-        kl_B, measured_B = self.kl(logprobs_BT64, mask_BT, index_B, is_own_B)
+        kl_B, measured_B = self.kl(here, logprobs_BT64, mask_BT, index_B)
         loss, terms = hacpo.hacpo_loss(
             now,
-            self.denominator(now, mask_BT, index_B, shaped),
-            shaped(self.rows.advantage_B),
-            shaped(self.rows.is_own_B).bool(),
-            shaped(self.rows.omega_B),
+            self.denominator(here, now, mask_BT, index_B, shaped),
+            shaped(here.advantage_B),
+            shaped(here.is_own_B),
+            shaped(here.omega_B),
             update_index=self.window_index,
             config=self.config,
             mask_BT=mask_BT if by_token else None,
             penalty_B=self.config.kl_coefficient * kl_B,
             weight_B=weight_B,
             total_weight=self.rows.total_weight,
+            checked=True,
         )
         kl_stat_B = torch.where(measured_B, kl_B.detach(), torch.nan)
         stats = RowStats.of(terms, is_own=is_own_B, count=weight_B, kl=kl_stat_B, mask_BT=mask_BT if by_token else None)
         return loss.to(logprobs_BT.dtype), stats.as_dict()
 
-    def denominator(self, now: Tensor, mask_BT: Tensor, index_B: Tensor, shaped: Callable[[Tensor], Tensor]) -> Tensor:
+    def on(self, device: torch.device) -> "_Placed":
+        """Return the rows on a device. They are copied once: a copy per call would make the GPU wait each time."""
+        if device not in self.placed:
+            self.placed[device] = _Placed.of(self, device)
+        return self.placed[device]
+
+    def denominator(
+        self, here: "_Placed", now: Tensor, mask_BT: Tensor, index_B: Tensor, shaped: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Return what each response is compared with: its sampler, or the learner at the start of the iteration.
 
         Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is
         its present value. The noise between two forward passes would be wider than GSPO's window.
         """
-        rows = self.rows
-        sampler = shaped(rows.sampler_mean_logprob_B)
+        sampler = shaped(here.sampler_mean_logprob_B)
         if self.update_index == 0:
             learner_then = now.detach()
-        elif self.old is not None:
-            old_BT = self.old.padded(index_B, mask_BT, fill_BT=torch.zeros_like(mask_BT, dtype=torch.float64))
+        elif here.old is not None:
+            old_BT = here.old.padded(index_B, mask_BT, fill_BT=torch.zeros_like(mask_BT, dtype=torch.float64))
             learner_then = old_BT if now.ndim == 2 else hacpo.sequence_mean(old_BT, mask_BT)
         else:
             learner_then = sampler  # for own responses the sampler was the learner
-        return torch.where(shaped(self.against_learner_B).bool(), learner_then, sampler)
+        return torch.where(shaped(here.against_learner_B), learner_then, sampler)
 
     @property
     def against_learner_B(self) -> Tensor:
@@ -144,19 +154,16 @@ class _RowObjective:
         own = self.rows.is_own_B.bool()
         return torch.ones_like(own) if self.config.foreign_treatment == "as_own" else own
 
-    def kl(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor, is_own_B: Tensor) -> tuple[Tensor, Tensor]:
+    def kl(self, here: "_Placed", logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return each own response's mean k3 to the starting policy, 0 for the others, and where it was measured."""
-        if self.reference is None:
+        is_own_B = here.is_own_B[index_B]
+        if here.reference is None:
             return torch.zeros_like(is_own_B, dtype=torch.float64), torch.zeros_like(is_own_B)
         # A row without reference is compared with itself: its KL and its gradient are exactly 0.
-        reference_BT = self.reference.padded(index_B, mask_BT, fill_BT=logprobs_BT.detach())
-        measured_B = is_own_B & (self.reference.length_B[index_B] > 0).to(is_own_B.device)
+        reference_BT = here.reference.padded(index_B, mask_BT, fill_BT=logprobs_BT.detach())
+        measured_B = is_own_B & (here.reference.length_B[index_B] > 0)
         kl_B = hacpo.sequence_mean(hacpo.k3(logprobs_BT, reference_BT, self.config.max_abs_log_ratio), mask_BT)
         return torch.where(measured_B, kl_B, 0.0), measured_B
-
-    def pick(self, values_B: Tensor, index_B: Tensor, like: Tensor) -> Tensor:
-        """Return the chosen rows of a column, in float64 on the device of ``like``."""
-        return values_B.cpu()[index_B].to(like.device, torch.float64)
 
     def require_denominators(self) -> None:
         """Raise where the log-probs of a denominator or of the KL's reference are missing."""
@@ -186,23 +193,89 @@ class _RowObjective:
                     f"for every own response; none at {name_rollouts(missing, self.rows.rollout_ids)}"
                 )
 
-    def require_tokens(self, logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:
-        """Raise for a response without tokens and for a log-prob that is not finite."""
+    def look_over(self, here: "_Placed", logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> None:
+        """Find rows that cannot be used. On the CPU they are refused at once, elsewhere by `settle`."""
+        wanted_B = mask_BT.sum(dim=1)
+        broken_B = (~torch.isfinite(logprobs_BT.detach()) & mask_BT).any(dim=1)
+        reference_B, old_B = (
+            torch.zeros_like(broken_B) if table is None else table.misfits(index_B, wanted_B)
+            for table in (here.reference, here.old if self.update_index else None)
+        )
+        faults = _Faults(torch.stack([wanted_B == 0, broken_B, reference_B, old_B]), wanted_B, index_B)
+        if logprobs_BT.device.type != "cpu":
+            self.unsettled.append(faults)
+        elif bool(faults.found_KB.any()):
+            self.refuse(faults)
 
-        def names(bad_B: Tensor) -> str:
-            return name_rollouts(bad_B.cpu(), [_name(self.rows.rollout_ids, i) for i in index_B])
+    def settle(self) -> None:
+        """Raise for the first bad row that was seen on a GPU since the last call.
 
-        empty_B = ~mask_BT.any(dim=1)
+        The trainer calls it once per minibatch, before it uses the gradient: a question per call of the objective would
+        make the GPU wait each time.
+        """
+        seen = list(self.unsettled)
+        self.unsettled.clear()
+        if seen and bool(torch.stack([faults.found_KB.any() for faults in seen]).any()):
+            for faults in seen:
+                self.refuse(_Faults(faults.found_KB.cpu(), faults.wanted_B.cpu(), faults.index_B.cpu()))
+
+    def refuse(self, faults: "_Faults") -> None:
+        """Raise for the first kind of fault that was found, naming the rollouts."""
+        empty_B, broken_B, reference_B, old_B = faults.found_KB
+        names = [_name(self.rows.rollout_ids, row) for row in faults.index_B]
         if bool(empty_B.any()):
             raise AlgorithmError(
-                f"response without tokens: {names(empty_B)}; leave it out and count it in total_weight"
+                f"response without tokens: {name_rollouts(empty_B, names)}; leave it out and count it in total_weight"
             )
-        broken_B = (~torch.isfinite(logprobs_BT.detach()) & mask_BT).any(dim=1)
         if bool(broken_B.any()):
             raise AlgorithmError(
-                f"log-prob that is NaN or infinite: {names(broken_B)}; the learner has diverged or an attention "
-                "mask is wrong: lower the learning rate or score the response again"
+                f"log-prob that is NaN or infinite: {name_rollouts(broken_B, names)}; the learner has diverged or an "
+                "attention mask is wrong: lower the learning rate or score the response again"
             )
+        for table, wrong_B in ((self.reference, reference_B), (self.old, old_B)):
+            if table is not None and bool(wrong_B.any()):
+                place = int(wrong_B.nonzero()[0])
+                raise AlgorithmError(
+                    f"{table.what}: {int(table.length_B[faults.index_B[place]])} log-probs for the "
+                    f"{int(faults.wanted_B[place])} tokens of {names[place]}; score it again"
+                )
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """Which of the rows of a call cannot be used, by kind: no tokens, not finite, reference or old of other length."""
+
+    found_KB: Tensor
+    wanted_B: Tensor  # tokens of the response
+    index_B: Tensor  # rows of the minibatch
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What a call picks its rows from, on one device; numbers in float64."""
+
+    sampler_mean_logprob_B: Tensor
+    advantage_B: Tensor
+    is_own_B: Tensor
+    against_learner_B: Tensor
+    omega_B: Tensor
+    weight_B: Tensor
+    old: "_TokenTable | None"
+    reference: "_TokenTable | None"
+
+    @classmethod
+    def of(cls, objective: _RowObjective, device: torch.device) -> Self:
+        """Copy the rows of an objective to the device."""
+        rows = objective.rows
+        flags = [
+            flag.to(device, torch.bool, non_blocking=True) for flag in (rows.is_own_B, objective.against_learner_B)
+        ]
+        sampler_B, advantage_B, omega_B, weight_B = (
+            column.to(device, torch.float64, non_blocking=True)
+            for column in (rows.sampler_mean_logprob_B, rows.advantage_B, rows.omega_B, rows.weight_B)
+        )
+        old, reference = (None if table is None else table.on(device) for table in (objective.old, objective.reference))
+        return cls(sampler_B, advantage_B, *flags, omega_B, weight_B, old, reference)
 
 
 @dataclass(frozen=True)
@@ -213,7 +286,6 @@ class _TokenTable:
     flat: Tensor
     start_B: Tensor
     length_B: Tensor  # 0 where a row has none
-    rollout_ids: Sequence[str] | None
 
     @classmethod
     def of(cls, what: str, lists: TokenLists, rollout_ids: Sequence[str] | None) -> Self:
@@ -221,26 +293,30 @@ class _TokenTable:
         parts = [torch.zeros(0, dtype=torch.float64) if row is None else row.detach().cpu().double() for row in lists]
         flat = torch.cat([*parts, torch.zeros(1, dtype=torch.float64)])  # never empty: a place to point at
         length_B = torch.tensor([len(part) for part in parts])
-        table = cls(what, flat, length_B.cumsum(0) - length_B, length_B, rollout_ids)
+        table = cls(what, flat, length_B.cumsum(0) - length_B, length_B)
         if not bool(torch.isfinite(flat).all()):
             bad = [not bool(torch.isfinite(part).all()) for part in parts]
             raise AlgorithmError(f"{what}: NaN or infinite at {name_rollouts(bad, rollout_ids)}; score it again")
         return table
 
+    def on(self, device: torch.device) -> Self:
+        """Return the table on a device."""
+        moved = (t.to(device, non_blocking=True) for t in (self.flat, self.start_B, self.length_B))
+        return replace(self, **dict(zip(("flat", "start_B", "length_B"), moved, strict=True)))
+
+    def misfits(self, index_B: Tensor, wanted_B: Tensor) -> Tensor:
+        """Where a chosen row has a list of another length than its response."""
+        have_B = self.length_B[index_B]
+        return (have_B != wanted_B) & (have_B > 0)
+
     def padded(self, index_B: Tensor, mask_BT: Tensor, *, fill_BT: Tensor) -> Tensor:
-        """Return the chosen rows at the places of the mask; a row without a list takes ``fill_BT``."""
-        start_B, have_B = self.start_B[index_B].to(mask_BT.device), self.length_B[index_B].to(mask_BT.device)
-        wanted_B = mask_BT.sum(dim=1)
-        wrong_B = (have_B != wanted_B) & (have_B > 0)
-        if bool(wrong_B.any()):
-            place = int(wrong_B.nonzero()[0])
-            raise AlgorithmError(
-                f"{self.what}: {int(have_B[place])} log-probs for the {int(wanted_B[place])} tokens of "
-                f"{_name(self.rollout_ids, index_B[place])}; score it again"
-            )
-        present_BT = mask_BT & (have_B > 0)[:, None]
-        source_BT = torch.where(present_BT, start_B[:, None] + mask_BT.cumsum(dim=1) - 1, 0)
-        values_BT = self.flat.to(mask_BT.device)[source_BT]
+        """Return the chosen rows at the places of the mask; a row without a list takes ``fill_BT``.
+
+        Rows that misfit read other rows' numbers, never beyond the table, and are refused elsewhere.
+        """
+        present_BT = mask_BT & (self.length_B[index_B] > 0)[:, None]
+        source_BT = torch.where(present_BT, self.start_B[index_B][:, None] + mask_BT.cumsum(dim=1) - 1, 0)
+        values_BT = self.flat[source_BT.clamp(max=len(self.flat) - 1)]
         return torch.where(present_BT, values_BT, fill_BT)
 
 

@@ -30,9 +30,10 @@ _TOLERANCE = 1e-5  # relative to the largest hidden state, float32
 def response_states(model: PreTrainedModel, batch: Microbatch) -> Tensor:
     """Last hidden states [R, H] of the positions that predict a response token."""
     device = next(model.parameters()).device
-    positions_R = torch.from_numpy(batch.positions_R).to(device)
+    positions_R = torch.from_numpy(batch.positions_R).to(device, non_blocking=True)
     if batch.tree is None:
-        return hidden_states(model, torch.from_numpy(batch.input_ids_BT).to(device)).flatten(0, 1)[positions_R]
+        input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(device, non_blocking=True)
+        return hidden_states(model, input_ids_BT).flatten(0, 1)[positions_R]
     nodes_NH = _node_states(model, batch.tree)
     return _rows(nodes_NH, torch.from_numpy(batch.tree.place_BT).flatten()[positions_R])
 

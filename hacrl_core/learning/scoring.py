@@ -35,15 +35,21 @@ def score_sequences(
     scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
     shared = autocast == "none" and shares_prefixes(agent.model)
     doing, remedy = f"scoring on {device}", "lower score.token_budget or score.max_logits_mb"
-    for batch in microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared):
+    batches = microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared)
+    found = []
+    for batch in batches:
         with out_of_memory_explained(agent.checkpoint, doing, remedy):
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
                 hidden_RH = response_states(agent.model, batch)
             chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
-            targets_R = torch.from_numpy(batch.targets_R).to(device)
+            targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
             outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
-        flat = outcome.logprobs_R.float().cpu().numpy()
-        ends = np.cumsum(batch.lengths)
-        for row, start, stop in zip(batch.rows_B, ends - np.array(batch.lengths), ends, strict=True):
-            scores[row] = flat[start:stop].copy()
+        found.append(outcome.logprobs_R.float())
+    if not found:
+        return scores
+    flat = torch.cat(found).cpu().numpy()  # copied at the end: a GPU does not wait in between
+    ends = np.cumsum([length for batch in batches for length in batch.lengths])
+    rows = np.concatenate([batch.rows_B for batch in batches])
+    for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True):
+        scores[row] = flat[start:stop].copy()
     return scores

@@ -27,6 +27,7 @@ from hacrl_core.learning.fused import (
     Head,
     Objective,
     Outcome,
+    Settles,
     fused_pass,
     plan_chunks,
     read_head,
@@ -179,6 +180,8 @@ class Trainer:
         )
         with self._memory_explained():
             outcomes = [self._backward(batch, head, objective) for batch in batches]
+        if isinstance(objective, Settles):
+            objective.settle()
         loss = float(sum(outcome.loss for outcome in outcomes))
         stats = _rowwise(outcomes, len(sequences))
         if self.config.entropy and outcomes:
@@ -204,9 +207,9 @@ class Trainer:
         outcome = fused_pass(
             hidden_RH,
             head,
-            torch.from_numpy(batch.targets_R).to(device),
+            torch.from_numpy(batch.targets_R).to(device, non_blocking=True),
             batch.lengths,
-            torch.from_numpy(batch.rows_B).to(device),
+            torch.from_numpy(batch.rows_B).to(device, non_blocking=True),
             plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb),
             temperature=config.temperature,
             objective=objective,

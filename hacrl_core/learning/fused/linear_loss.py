@@ -7,10 +7,13 @@ A sequence too long for one chunk is split by tokens: a first pass for its log-p
 pieces but the last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -19,6 +22,15 @@ from hacrl_core.learning.fused.head import Head
 from hacrl_core.learning.fused.rowwise import negative_gradient_
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """An objective that leaves questions to the GPU open until they are asked all at once."""
+
+    def settle(self) -> None:
+        """Raise if the rows seen since the last call were bad."""
+
 
 _CHUNK_ELEMENTS = 8 << 20  # logits of small vocabularies: enough rows to forget the Python around them
 _CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at full speed
@@ -87,7 +99,23 @@ def plan_chunks(
     return chunks
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Float32 products on CUDA without TF32, whatever the process allows elsewhere.
+
+    TF32 keeps 10 bits of a factor: log-probs would be off by more than GSPO's window of 3e-4.
+    """
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
 @torch.no_grad()
+@exact_products()
 def fused_pass(
     hidden_RH: Tensor,
     head: Head,
@@ -107,13 +135,14 @@ def fused_pass(
     """
     dtype = torch.promote_types(hidden_RH.dtype, torch.float32)
     products = _Products(hidden_RH.to(dtype), head, targets_R, temperature, chunks, entropy)
+    layout = None if objective is None else _Layout.of(lengths, rows_B, chunks, hidden_RH.device)
     outcome = Outcome(products.logprobs_R, products.entropies_R, hidden_RH.new_zeros((), dtype=dtype))
     for chunk in chunks:
         for piece in chunk.pieces:
             products.forward(piece)
-        if objective is None:
+        if objective is None or layout is None:
             continue
-        coefficients = _apply_objective(objective, outcome, chunk, lengths, rows_B, wanted=gradients is not None)
+        coefficients = _apply_objective(objective, outcome, chunk, layout, wanted=gradients is not None)
         if gradients is None or coefficients is None:
             continue
         outcome.has_gradient = True
@@ -174,26 +203,67 @@ class _Products:
             into.bias_V.addmv_(gradient.t(), minus_C1[:, 0] * self.factor)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tokens of a microbatch stand in the padded rows of their chunk.
+
+    Known on the host and copied once: picking by a mask would make the GPU wait twice in every chunk.
+    """
+
+    lengths: tuple[int, ...]
+    lengths_B: Tensor
+    rows_B: Tensor
+    cells_R: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], rows_B: Tensor, chunks: Sequence[Chunk], device: torch.device) -> "_Layout":
+        """Lay out the sequences of every chunk."""
+        cells = [_cells(np.array(lengths[chunk.first : chunk.last])) for chunk in chunks]
+        flat = np.concatenate([np.zeros(0, np.int64), *cells])
+        on_host = torch.tensor(lengths, dtype=torch.int64), torch.from_numpy(flat)
+        lengths_B, cells_R = (tensor.to(device, non_blocking=True) for tensor in on_host)
+        return cls(tuple(lengths), lengths_B, rows_B, cells_R)
+
+
+def _cells(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the flat places of each row's tokens in [rows, longest]."""
+    begins = np.arange(len(lengths)) * lengths.max() - (np.cumsum(lengths) - lengths)
+    return np.repeat(begins, lengths) + np.arange(lengths.sum())
+
+
 def _apply_objective(
-    objective: Objective, outcome: Outcome, chunk: Chunk, lengths: Sequence[int], rows_B: Tensor, *, wanted: bool
+    objective: Objective, outcome: Outcome, chunk: Chunk, layout: _Layout, *, wanted: bool
 ) -> Tensor | None:
-    """Add the chunk's loss to the outcome; return ∂loss/∂logprob per token, or None where all of it is zero."""
-    flat = outcome.logprobs_R[chunk.tokens]
-    lengths_B = torch.tensor(lengths[chunk.first : chunk.last], device=flat.device)
-    mask_BT = torch.arange(max(lengths[chunk.first : chunk.last]), device=flat.device) < lengths_B[:, None]
-    logprobs_BT = flat.new_zeros(mask_BT.shape)
-    logprobs_BT[mask_BT] = flat
-    rows = rows_B[chunk.first : chunk.last]
-    with torch.enable_grad():
-        logprobs_BT.requires_grad_(wanted)
-        loss, stats = objective(logprobs_BT, mask_BT, rows)
+    """Add the chunk's loss to the outcome; return ∂loss/∂logprob per token, or None where all of it is zero.
+
+    Only the CPU looks whether it is zero: a GPU would wait for the question longer than for the products.
+    """
+    flat, cells = outcome.logprobs_R[chunk.tokens], layout.cells_R[chunk.tokens]
+    lengths_B = layout.lengths_B[chunk.first : chunk.last]
+    width = max(layout.lengths[chunk.first : chunk.last])
+    mask_BT = torch.arange(width, device=flat.device) < lengths_B[:, None]
+    logprobs_BT = flat.new_zeros(mask_BT.numel()).index_copy_(0, cells, flat).view(mask_BT.shape)
+    rows = layout.rows_B[chunk.first : chunk.last]
+    loss, stats, slopes_BT = _with_slopes(objective, logprobs_BT, mask_BT, rows, wanted=wanted)
     outcome.loss += loss.detach()
     outcome.stats.append((rows, stats))
-    if not wanted or not loss.requires_grad:
+    if slopes_BT is None:
         return None
-    (coefficients_BT,) = torch.autograd.grad(loss, logprobs_BT)
-    coefficients = coefficients_BT[mask_BT]
-    return coefficients if bool(coefficients.any()) else None
+    coefficients = slopes_BT.flatten().index_select(0, cells)
+    return coefficients if coefficients.is_cuda or bool(coefficients.any()) else None
+
+
+def _with_slopes(
+    objective: Objective, logprobs_BT: Tensor, mask_BT: Tensor, rows_B: Tensor, *, wanted: bool
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """Return the objective's loss and statistics and, if wanted and not constant, ∂loss/∂logprob."""
+    with torch.enable_grad():
+        logprobs_BT.requires_grad_(wanted)
+        loss, stats = objective(logprobs_BT, mask_BT, rows_B)
+    if not wanted or not loss.requires_grad:
+        return loss, stats, None
+    (slopes_BT,) = torch.autograd.grad(loss, logprobs_BT)
+    return loss, stats, slopes_BT
 
 
 class _FusedLoss(torch.autograd.Function):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,17 +25,63 @@ _WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_se
 _PRODUCTS = {aten.mm.default, aten.mm.out, aten.addmm.default, aten.addmm.out, aten.addmm_.default, aten.bmm.default}
 
 
+# Methods of tensors that ask for a CUDA driver before they ask the operation, and the operation.
+_PLAIN: dict[Any, Callable[..., Any]] = {
+    Tensor.item: aten._local_scalar_dense,
+    Tensor.__bool__: lambda x: bool(aten._local_scalar_dense(x)),
+    Tensor.__float__: lambda x: float(aten._local_scalar_dense(x)),
+    Tensor.__int__: lambda x: int(aten._local_scalar_dense(x)),
+    Tensor.contiguous: lambda x: x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format),
+    Tensor.__invert__: lambda x: aten.bitwise_not(x),
+    torch.isfinite: lambda x: x.abs() < torch.inf,
+    Tensor.isfinite: lambda x: x.abs() < torch.inf,
+    Tensor.nonzero: lambda x: aten.nonzero(x),
+    Tensor.copy_: lambda x, source, non_blocking=False: _fill(x, source, non_blocking=non_blocking),
+    Tensor.cpu: lambda x: _copy(x, "cpu"),
+    Tensor.float: lambda x: _copy(x, torch.float32),
+    Tensor.double: lambda x: _copy(x, torch.float64),
+    Tensor.bool: lambda x: _copy(x, torch.bool),
+    Tensor.to: lambda x, *where, non_blocking=False, dtype=None, device=None: _copy(
+        x, *where, dtype, device, non_blocking=non_blocking
+    ),
+}
+
+
+def _copy(values: Tensor, *where: Any, non_blocking: bool = False) -> Tensor:
+    """``values.to(…)``; a copy only where something changes."""
+    wanted = {"dtype": values.dtype, "device": values.device}
+    for part in where:
+        if isinstance(part, Tensor):
+            wanted = {"dtype": part.dtype, "device": part.device}
+        elif isinstance(part, torch.dtype):
+            wanted["dtype"] = part
+        elif part is not None and not isinstance(part, bool):
+            wanted["device"] = torch.device(part)
+    if wanted == {"dtype": values.dtype, "device": values.device}:
+        return values
+    copied: Tensor = aten._to_copy(values, **wanted, non_blocking=non_blocking)
+    return copied
+
+
+def _fill(place: Tensor, source: Any, *, non_blocking: bool = False) -> Tensor:
+    """``place.copy_(source)`` without numbers: shapes must fit, and another device costs a copy."""
+    if isinstance(source, Tensor):
+        _copy(source, place.device, non_blocking=non_blocking).expand(place.shape)
+    return place
+
+
 class _Indexing(TorchFunctionMode):
-    """``x[…]`` and ``x[…] = v`` by plain operations: the built-in ones ask for a CUDA driver."""
+    """Indexing and copies by plain operations: the built-in ones ask for a CUDA driver."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
             return _indexed(args[0], args[1])
         if func is Tensor.__setitem__:
             place, tensors = _sliced(args[0], args[1])
-            value = torch.as_tensor(args[2], dtype=place.dtype, device=place.device)
-            return aten.index_put_(place, tensors, value) if tensors else place.copy_(value)
-        return func(*args, **(kwargs or {}))
+            if not tensors:
+                return _fill(place, args[2])
+            return aten.index_put_(place, tensors, torch.as_tensor(args[2], dtype=place.dtype, device=place.device))
+        return _PLAIN.get(func, func)(*args, **(kwargs or {}))
 
 
 def _indexed(values: Tensor, index: Any) -> Tensor:
@@ -76,14 +122,19 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for tensor in given:
+            if isinstance(tensor, FakeTensor):
+                tensor.constant = None  # a number that the mode knows; it would want to compute with it on the GPU
         on_cuda = any(tensor.is_cuda for tensor in given)
         if func in _PRODUCTS and on_cuda and not given[0].is_floating_point():
             raise TypeError(f"{func}: CUDA has no product of {given[0].dtype}")
+        if func in _PRODUCTS and on_cuda and len({tensor.dtype for tensor in given}) > 1:
+            raise TypeError(f"{func}: product of different types {[tensor.dtype for tensor in given]}")
         masks = func in (aten.index.Tensor, aten.index_put_.default) and _has_mask(args[1])
         if on_cuda and (func in _WAITS or masks):
             self.waits.append(_where(func))
             if func is aten._local_scalar_dense.default:
-                return torch.zeros((), dtype=args[0].dtype).item()
+                return 0.0 if args[0].is_floating_point() else 0
             if func is aten.nonzero.default:
                 return torch.zeros(args[0].numel(), args[0].dim(), dtype=torch.int64, device=args[0].device)
             if func is aten.index.Tensor:
@@ -106,8 +157,6 @@ class _Watch(TorchDispatchMode):
         if blocking or target == "cpu":
             self.waits.append(_where(func))
         if target == "cpu" and func is aten._to_copy.default:
-            from torch._subclasses.fake_tensor import unset_fake_temporarily
-
             with unset_fake_temporarily():
                 return torch.zeros(result.shape, dtype=result.dtype)
         return result
@@ -139,7 +188,7 @@ def moved_to_cuda(module: torch.nn.Module, made: Callable[..., Tensor] = torch.e
     for part in module.modules():
         for name, weight in list(part._parameters.items()):
             if weight is not None:
-                fresh = known.setdefault(id(weight), torch.nn.Parameter(made(weight, device="cuda:0"), False))
+                fresh = known.setdefault(id(weight), torch.nn.Parameter(made(weight, device="cuda:0")))
                 part._parameters[name] = fresh
         for name, buffer in list(part._buffers.items()):
             if buffer is not None:

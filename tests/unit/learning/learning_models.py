@@ -45,6 +45,7 @@ def tiny_model(kind: str = "llama", *, tied: bool = False, **changes: object) ->
             "llama": transformers.LlamaConfig,
             "qwen3": transformers.Qwen3Config,
             "gemma2": transformers.Gemma2Config,
+            "gemma3": transformers.Gemma3TextConfig,
             "cohere": transformers.CohereConfig,
             "granite": transformers.GraniteConfig,
         }
