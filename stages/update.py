@@ -26,6 +26,10 @@ Table = list[dict[str, Any]]
 _OF_SAMPLERS = ("rollout_id", "is_own", "mean_logprob")
 
 
+# A third of GSPO's window: score and update should agree better about one policy.
+_MISMATCH = 1e-4
+
+
 class UpdateSlice(StrictConfig):
     """What an update reads of the config."""
 
@@ -87,6 +91,12 @@ def run(
         context.warn(f"{str(problem).partition(';')[0]}; the update is skipped and the version stays as it was")
         return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
     metrics |= kernel_metrics("update", agent.device)
+    if metrics.get("update/score_mismatch_max", 0.0) > _MISMATCH:
+        context.warn(
+            f"update {config.learner} #{config.iteration}: mean log-probs of own responses differ by up to "
+            f"{metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: ratios are "
+            "clipped by rounding; give score and update the same token_budget, or set autocast: none in both"
+        )
     trainer.save(out.path)
     metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())

@@ -67,12 +67,12 @@ def make_objective(
     numbers = {"sampler log-prob": rows.sampler_mean_logprob_B, "advantage": rows.advantage_B, "omega": rows.omega_B}
     require_finite(numbers, rows.rollout_ids)
     require_shared(rows.is_own_B.bool(), rows.advantage_B, config, rows.rollout_ids)
-    tables = [
+    old, reference = (
         None if lists is None else _TokenTable.of(what, lists, rows.rollout_ids)
         for what, lists in (("old_logprobs", rows.old_logprobs), ("reference_logprobs", rows.reference_logprobs))
-    ]
+    )
     window = update_index if window_index is None else window_index
-    objective = _RowObjective(rows, update_index, window, config, *tables)
+    objective = _RowObjective(rows, update_index, window, config, old, reference)
     objective.require_denominators()
     return objective
 
@@ -122,7 +122,8 @@ class _RowObjective:
         )
         kl_stat_B = torch.where(measured_B, kl_B.detach(), torch.nan)
         stats = RowStats.of(terms, is_own=is_own_B, count=weight_B, kl=kl_stat_B, mask_BT=mask_BT if by_token else None)
-        return loss.to(logprobs_BT.dtype), stats.as_dict()
+        mismatch = self.score_mismatch(here, logprobs_BT64.detach(), mask_BT, index_B)
+        return loss.to(logprobs_BT.dtype), stats.as_dict() | mismatch
 
     def on(self, device: torch.device) -> "_Placed":
         """Return the rows on a device. They are copied once: a copy per call would make the GPU wait each time."""
@@ -153,6 +154,21 @@ class _RowObjective:
         """Where the denominator is the learner at the start of the iteration, not the sampler."""
         own = self.rows.is_own_B.bool()
         return torch.ones_like(own) if self.config.foreign_treatment == "as_own" else own
+
+    def score_mismatch(
+        self, here: "_Placed", logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor
+    ) -> dict[str, Tensor]:
+        """Before the first update: how far each own response's mean log-prob is from the scored one; NaN for others.
+
+        The policies are the same then, so this is the noise between the two stages' forward passes, which the ratio of
+        the first update, 1 by definition, does not show.
+        """
+        if self.update_index or here.old is None:
+            return {}
+        old_BT = here.old.padded(index_B, mask_BT, fill_BT=torch.full_like(logprobs_BT, torch.nan))
+        off_B = hacpo.sequence_mean(logprobs_BT, mask_BT) - hacpo.sequence_mean(old_BT, mask_BT)
+        fits_B = here.is_own_B[index_B] & ~here.old.misfits(index_B, mask_BT.sum(dim=1))
+        return {"score_mismatch": torch.where(fits_B, off_B.abs(), torch.nan)}
 
     def kl(self, here: "_Placed", logprobs_BT: Tensor, mask_BT: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return each own response's mean k3 to the starting policy, 0 for the others, and where it was measured."""
@@ -267,15 +283,15 @@ class _Placed:
     def of(cls, objective: _RowObjective, device: torch.device) -> Self:
         """Copy the rows of an objective to the device."""
         rows = objective.rows
-        flags = [
+        is_own_B, against_B = (
             flag.to(device, torch.bool, non_blocking=True) for flag in (rows.is_own_B, objective.against_learner_B)
-        ]
+        )
         sampler_B, advantage_B, omega_B, weight_B = (
             column.to(device, torch.float64, non_blocking=True)
             for column in (rows.sampler_mean_logprob_B, rows.advantage_B, rows.omega_B, rows.weight_B)
         )
         old, reference = (None if table is None else table.on(device) for table in (objective.old, objective.reference))
-        return cls(sampler_B, advantage_B, *flags, omega_B, weight_B, old, reference)
+        return cls(sampler_B, advantage_B, is_own_B, against_B, omega_B, weight_B, old, reference)
 
 
 @dataclass(frozen=True)
@@ -301,8 +317,8 @@ class _TokenTable:
 
     def on(self, device: torch.device) -> Self:
         """Return the table on a device."""
-        moved = (t.to(device, non_blocking=True) for t in (self.flat, self.start_B, self.length_B))
-        return replace(self, **dict(zip(("flat", "start_B", "length_B"), moved, strict=True)))
+        flat, start_B, length_B = (t.to(device, non_blocking=True) for t in (self.flat, self.start_B, self.length_B))
+        return replace(self, flat=flat, start_B=start_B, length_B=length_B)
 
     def misfits(self, index_B: Tensor, wanted_B: Tensor) -> Tensor:
         """Where a chosen row has a list of another length than its response."""

@@ -64,7 +64,7 @@ class Learner:
         largest = max((response.omega for response in responses if not response.is_own), default=1.0)
         tables = [step.stats for step in steps if step.stats]
         metrics = summarise(tables, config=self.algorithm, omega_max=largest) | measured
-        metrics |= self._totals(responses, steps)
+        metrics |= self._totals(responses, steps) | _score_mismatch(steps)
         self._check_finite(responses, len(steps))
         return metrics
 
@@ -187,6 +187,15 @@ class Learner:
             f"update {self.name} #{self.iteration}: {what} is not finite; the last good version stays current. "
             "Lower update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
         )
+
+
+def _score_mismatch(steps: Sequence[StepResult]) -> Metrics:
+    """How far mean log-probs of own responses in the first update are from the scored ones; both are of one policy."""
+    off = steps[0].stats.get("score_mismatch", np.zeros(0)) if steps else np.zeros(0)
+    off = off[~np.isnan(off)]
+    if not len(off):
+        return {}
+    return {"update/score_mismatch_mean": float(off.mean()), "update/score_mismatch_max": float(off.max())}
 
 
 def _kl_to_start(responses: Sequence[Response]) -> Metrics:
