@@ -78,9 +78,9 @@ def _explained(problem: OSError | RuntimeError | MemoryError, home: Home) -> tup
         if is_disk_full(problem):
             return disk_full(place or home.root), StageError.exit_code
         if place is not None and problem.errno in _PLACES:
-            return _refused(place, problem.strerror, home), ConfigError.exit_code
+            return _refused(place, os.strerror(problem.errno), home), ConfigError.exit_code
         if place is not None and problem.errno == errno.ENOENT and place in (home.root, *home.root.parents):
-            return _refused(place, problem.strerror, home), ConfigError.exit_code
+            return _refused(place, os.strerror(problem.errno), home), ConfigError.exit_code
         if problem.errno not in _LIMITS:
             return None
     elif isinstance(problem, RuntimeError) and _NO_THREAD not in str(problem):

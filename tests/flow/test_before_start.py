@@ -12,9 +12,11 @@ import yaml
 from rich.console import Console
 
 from flows.doctor.campaign import check_campaign
+from flows.doctor.faults import campaign_faults
 from flows.home import Home
 from flows.run import launch as launching
 from hacrl_core.errors import ConfigError
+from hacrl_core.verification import pool
 from tests.flow.conftest import TINY, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,10 +131,8 @@ def faulty(kind, place):
     if kind == "verifier":
         (place / "checks_of_mine.py").write_text("def check(response, gold): return True\n")
         return {"verify": {"verifier": "checks_of_mine:chekc"}}, "verifier 'checks_of_mine:chekc' cannot be loaded"
-    rows = "".join(json.dumps({"q": f"{n}+1", "a": str(n + 1)}) + "\n" for n in range(3))
-    (place / "few.jsonl").write_text(rows)
-    problems = {"kind": "dataset", "path": str(place / "few.jsonl"), "prompt_field": "q", "answer_field": "a"}
-    benchmark = {"name": "held_out", "problems": {**problems, "path": str(place / "none.jsonl")}}
+    problems = {"kind": "dataset", "path": str(place / "none.jsonl")}
+    benchmark = {"name": "held_out", "problems": problems}
     return {"evaluate": {"benchmarks": [benchmark], "before": False}}, "benchmark held_out: "
 
 
@@ -150,10 +150,17 @@ def test_a_campaign_that_cannot_work_is_refused_before_anything_starts_in_doctor
     assert f"fault: {str(refused.value).partition(' (and ')[0]}" in screen.file.getvalue()
 
 
-def test_a_campaign_that_can_work_has_no_faults_and_leaves_no_verifier(tmp_path, monkeypatch):
-    from flows.doctor.faults import campaign_faults
-    from hacrl_core.verification import pool
+def test_too_few_problems_for_an_iteration_are_a_fault(tmp_path):
+    rows = [{"problem": f"{n}+1=?", "answer": str(n + 1)} for n in range(3)]
+    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problems = {"kind": "dataset", "path": str(tmp_path / "few.jsonl")}
+    config = tiny(problems=problems, agents={"ada": {"checkpoint": {"path": str(tmp_path)}}})
+    faults = campaign_faults(config)
+    assert len(faults) == 1
+    assert "problems: 6 per iteration are wanted, the set has 3" in faults[0]
 
+
+def test_a_campaign_that_can_work_has_no_faults_and_leaves_no_verifier(tmp_path, monkeypatch):
     (tmp_path / "checks_of_mine_too.py").write_text("def check(response, gold): raise SystemExit\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert campaign_faults(tiny(verify={"verifier": "checks_of_mine_too:check"})) == []
