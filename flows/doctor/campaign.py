@@ -1,7 +1,5 @@
 """``hacrl doctor --config``: check every agent of a campaign before anything runs, without reading weights."""
 
-import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +10,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from flows.doctor.faults import first_problem, place_of, shared_faults, software_faults
 from flows.views.text import gib
 from hacrl_core.agents.adoption import read_origin
 from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.errors import HacrlError
-from hacrl_core.generation.vllm.process import find_python
 from hacrl_core.learning.memory import Estimate, Shape, estimate, shape_of
-from hacrl_core.problems import Problem, load_problems
+from hacrl_core.problems import Problem
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
 from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
 from hacrl_core.seeding import derive_seed
@@ -49,7 +46,7 @@ def check_campaign(console: Console, config: CampaignConfig) -> int:
     """Print what was found; return 2 and print one line per fault if the campaign would fail."""
     faults: list[str] = []
     problem = _problem(config, faults)
-    _check_benchmarks(config, faults)
+    faults += shared_faults(config)
     checkups = [_check(config, agent, problem) for agent in config.agents]
     for checkup in checkups:
         _show(console, checkup, [c.agent for c in checkups if c is not checkup and _shares_tokens(c, checkup)])
@@ -65,25 +62,16 @@ def check_campaign(console: Console, config: CampaignConfig) -> int:
 def _problem(config: CampaignConfig, faults: list[str]) -> Problem:
     """Return the campaign's first problem, or a placeholder if it cannot be read, so that agents are still checked."""
     try:
-        seed = derive_seed(config.seed, "sample")
-        return load_problems(config.problems).for_iteration(seed, 0, config.prompts_per_iteration)[0]
+        return first_problem(config)
     except HacrlError as fault:
         faults.append(str(fault))
         return PLACEHOLDER
 
 
-def _check_benchmarks(config: CampaignConfig, faults: list[str]) -> None:
-    """Read all benchmarks: one that cannot be read would end the campaign at its first evaluation."""
-    for benchmark in config.evaluate.benchmarks:
-        try:
-            load_problems(benchmark.problems)
-        except HacrlError as fault:
-            faults.append(f"benchmark {benchmark.name}: {fault}")
-
-
 def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     checkup, settings = Checkup(agent), config.agents[agent]
-    checkup.faults += [*_devices(settings, checkup), *_software(config, agent)]
+    checkup.place, device_fault = place_of(settings)
+    checkup.faults += [*filter(None, [device_fault]), *software_faults(config, agent)]
     try:
         tokenizer, stops, shape = _load(config, agent, checkup)
         _check_tokens(config, checkup, tokenizer, stops, problem, shape.context)
@@ -183,42 +171,6 @@ def _both_ends(config: CampaignConfig, agent: str, prompt: str, end_tokens: list
     foreign = "get its own lead and end" if settled else f"keep their white space and end with {end_tokens[0]}"
     last = prompt[-12:]
     return f"a response begins after {last!r} and ends with {' or '.join(ends)}; other agents' responses {foreign}"
-
-
-def _devices(settings: AgentConfig, checkup: Checkup) -> Iterator[str]:
-    count = torch.cuda.device_count()
-    missing = [str(gpu) for gpu in settings.gpus if gpu >= count]
-    if missing:
-        yield f"GPU {', '.join(missing)} does not exist, this machine has {count}; correct gpus"
-        return
-    seen = settings.gpus or tuple(range(count))
-    wanted = settings.device
-    if wanted == "auto":
-        wanted = "cuda" if seen else "cpu"
-    if not wanted.startswith("cuda"):
-        checkup.place = wanted
-        return
-    index = int(wanted.partition(":")[2] or 0)
-    if index < len(seen):
-        checkup.place = f"cuda:{seen[index]}"
-    else:
-        yield f"device {wanted} does not exist: the agent sees {len(seen)} GPUs; set device or gpus"
-
-
-def _software(config: CampaignConfig, agent: str) -> Iterator[str]:
-    engine, attention = config.generation(agent).engine, config.agents[agent].attention
-    if isinstance(engine, VllmEngineConfig) and engine.url is None:
-        try:
-            find_python(engine.python)
-        except HacrlError as fault:
-            yield str(fault)
-    if config.training(agent).lora is not None and importlib.util.find_spec("peft") is None:
-        yield "update.lora is set but peft is not installed; install the extra hacrl[lora]"
-    if attention.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
-        yield f"attention {attention} is set but flash-attn is not installed; set attention to auto"
-    checkpoint = config.agents[agent].checkpoint
-    if checkpoint is not None and checkpoint.gguf_file and importlib.util.find_spec("gguf") is None:
-        yield "gguf_file is set but gguf is not installed; install the extra hacrl[real]"
 
 
 # -- output -----------------------------------------------------------------------------------------------------------

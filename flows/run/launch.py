@@ -15,7 +15,7 @@ from flows.campaign import run_campaign
 from flows.home import Home
 from flows.record.history import History
 from flows.record.log import FAILED, Logbook
-from flows.record.record import Entry, Record, read_entries
+from flows.record.record import ORIGINS, Entry, Record, read_entries
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor, ProcessExecutor
@@ -31,7 +31,7 @@ from flows.views.live import Display
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.errors import HacrlError, StageError
+from hacrl_core.errors import ConfigError, HacrlError, StageError
 from stages.runner import remove_leftovers
 from stages.spec import Outcome, StageCall
 
@@ -81,6 +81,7 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
                 count = len(campaign.record.entries())
                 campaign.log.write("run", f"{config.name}: all {count} stages were in the store, nothing had to run")
                 return conclude(campaign, Counts(0, count), begun)
+            _refuse_faults(campaign)
             _show_disk_estimate(campaign)
             console.print("starting Prefect …", style="dim")
             return conclude(campaign, execute(campaign), begun)
@@ -270,6 +271,17 @@ def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
         raise
     counts, seconds = counter.counts(), time.monotonic() - begun
     campaign.log.write("end", f"complete: {counts.ran} stages ran, {counts.cached} from the store, {seconds:.1f} s")
+
+
+def _refuse_faults(campaign: OpenCampaign) -> None:
+    """Raise ConfigError for what would end the campaign later, before a server or a worker starts."""
+    from flows.doctor.faults import campaign_faults, home_faults
+
+    adopted = {entry.agent for entry in campaign.record.entries() if entry.stage in ORIGINS}
+    faults = [*home_faults(campaign.home), *campaign_faults(campaign.config, adopted)]
+    if faults:
+        more = f" (and {len(faults) - 1} more; hacrl doctor --config lists them)" if len(faults) > 1 else ""
+        raise ConfigError(f"{faults[0]}{more}")
 
 
 def _show_disk_estimate(campaign: OpenCampaign) -> None:

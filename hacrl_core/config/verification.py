@@ -62,6 +62,11 @@ class VerifyConfig(StrictConfig):
         "timeout_seconds.",
     )
     memory_mb: int = Field(default=1024, ge=256, description="Address space of one worker process.")
+    environment: Annotated[tuple[str, ...], IdentityUnlessDefault] = Field(
+        default=(),
+        description="Environment variables that the workers see besides PATH, HOME, the locale and the like. Name what "
+        "your own function needs; secrets are not passed on otherwise.",
+    )
     workers: Annotated[int, NotIdentity] = Field(
         default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8."
     )

@@ -9,7 +9,7 @@ from typing import Any
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification.maths import MathsVerifier, response_is_boxed
-from hacrl_core.verification.pool import Group, Limits, shared_pool
+from hacrl_core.verification.pool import Group, Limits, close_pool, shared_pool
 from hacrl_core.verification.strict import StrictVerifier
 from hacrl_core.verification.verdict import Judgement, Verdict, VerdictKind, Verifier, base_reward, shaped_reward
 from hacrl_core.verification.verifiers import UserVerifier, find_verifier
@@ -75,6 +75,25 @@ def _without_guesses(responses: Sequence[str], truncated: Sequence[bool] | None,
         )
     rows = zip(responses, truncated, strict=True)
     return ["" if cut and not response_is_boxed(response) else response for response, cut in rows]
+
+
+def check_verifier(config: VerifyConfig) -> None:
+    """Raise ConfigError unless the user's own function can be loaded, in a worker; it is not called."""
+    verifier = find_verifier(config.verifier)
+    if not isinstance(verifier, UserVerifier):
+        return
+    failures: list[dict[str, Any]] = []
+    group = Group([0], [], config.verifier, {})
+    try:
+        with shared_pool() as pool:
+            pool.run([group], _limits(config), "", lambda key, result: failures.append(result))
+    finally:
+        close_pool()
+    if failures:
+        raise ConfigError(
+            f"verifier {config.verifier!r} cannot be loaded: importing it crashes, or takes more than timeout_seconds "
+            f"{config.timeout_seconds}; import less at the top of the module, or raise verify.timeout_seconds"
+        )
 
 
 def check_error_share(verdicts: Sequence[Verdict], config: VerifyConfig) -> None:
@@ -175,6 +194,7 @@ def _limits(config: VerifyConfig, *, alone: bool = False) -> Limits:
         wall_seconds=(config.wall_timeout_seconds or 10 * config.timeout_seconds) * times,
         memory_mb=config.memory_mb,
         workers=1 if alone else config.workers or min(8, cores),
+        environment=config.environment,
     )
 
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.errors import ConfigError, VerificationError
-from hacrl_core.verification.sandbox import receive, send
+from hacrl_core.verification.sandbox import receive, send, take_message
+from hacrl_core.verification.verdict import VerdictKind
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 120.0
@@ -33,6 +34,12 @@ _SPAWNER = (
     "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
 )
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+# What workers see of the environment: nothing in which people keep secrets. A name that ends in _ is a prefix.
+PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_", "TZ", "TMPDIR", "TMP", "TEMP"),
+    *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_DEVICES", "HACRL_HOME"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,8 @@ class Limits:
     wall_seconds: float
     memory_mb: int
     workers: int
+    # Further variables that the workers see.
+    environment: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +76,7 @@ class Worker:
     done: int = 0
     since: float = 0.0
     cpu_at: float = 0.0
+    received: bytearray = field(default_factory=bytearray)
 
     def restart_clock(self) -> None:
         """Start the time limit of the next answer."""
@@ -100,6 +110,7 @@ class Pool:
     owner: int = field(default_factory=os.getpid)
     workers: list[Worker] = field(default_factory=list)
     memory_mb: int = 0
+    environment: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     control: socket.socket | None = None
     deaths: int = 0
@@ -112,11 +123,15 @@ class Pool:
         if self.memory_mb != limits.memory_mb:
             self._drop_workers()
             self.memory_mb = limits.memory_mb
+        if self.environment != limits.environment:
+            self._drop_workers()
+            self._stop()
+            self.environment = limits.environment
         self.deaths = 0
         try:
             while queue or any(worker.group for worker in self.workers):
                 while queue and (worker := self._idle(limits, preload, len(queue))):
-                    self._assign(worker, queue.popleft(), queue)
+                    self._assign(worker, queue.popleft(), queue, limits)
                 self._wait(queue, on_result)
                 self._enforce(limits, queue, on_result)
         except BaseException:
@@ -132,11 +147,13 @@ class Pool:
             return self.workers[-1]
         return None
 
-    def _assign(self, worker: Worker, group: Group, queue: deque[Group]) -> None:
+    def _assign(self, worker: Worker, group: Group, queue: deque[Group], limits: Limits) -> None:
         worker.group = group
         worker.ready = False
         worker.done = 0
-        message = {"path": sys.path, "task": group.task, "pairs": group.pairs, "options": group.options}
+        message: dict[str, Any] = {"path": sys.path, "task": group.task, "pairs": group.pairs, "options": group.options}
+        # A net under the deadlines below, for what a worker starts: no more than it could use in the wall-clock limit.
+        message["cpu_seconds"] = max(limits.cpu_seconds, limits.wall_seconds) * (os.cpu_count() or 1)
         try:
             send(worker.connection, message)
         except OSError:
@@ -153,12 +170,31 @@ class Pool:
                     selector.register(worker.connection, selectors.EVENT_READ, worker)
             for key, _ in selector.select(_POLL_SECONDS) if selector.get_map() else ():
                 worker = key.data
-                try:
-                    message = receive(worker.connection)
-                except (EOFError, OSError):
-                    self._fail(worker, queue, on_result, {"verdict": "error", "message": "the worker died"})
-                    continue
-                self._take(worker, message, queue, on_result)
+                for message in self._messages(worker, queue, on_result):
+                    self._take(worker, message, queue, on_result)
+
+    def _messages(
+        self, worker: Worker, queue: deque[Group], on_result: Callable[[int, dict[str, Any]], None]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what a worker has sent, without waiting for a message's end; give up a worker that sent anything else.
+
+        Its function may write to all descriptors of the process, so what arrives need not be a message.
+        """
+        try:
+            part = worker.connection.recv(1 << 20)
+            if not part:
+                raise EOFError
+            worker.received += part
+            while worker.group and (message := take_message(worker.received)) is not None:
+                if not _is_expected(message, worker):
+                    raise ValueError(message)
+                yield message
+            if worker.received and not worker.group and worker in self.workers:
+                self._remove(worker)
+        except (EOFError, OSError):
+            self._fail(worker, queue, on_result, {"verdict": "error", "message": "the worker died"})
+        except (ValueError, RecursionError):
+            self._fail(worker, queue, on_result, {"verdict": "error", "message": "it wrote to the worker's socket"})
 
     def _take(
         self,
@@ -180,10 +216,11 @@ class Pool:
             # Out of memory: the worker ended itself, and the rest of its group is not to blame.
             if message.get("exhausted"):
                 self._remove(worker)
+                worker.group = None
                 self._requeue(group, worker.done, queue)
                 return
-            if worker.done == len(group.keys):
-                worker.group = None
+        if worker.done == len(group.pairs):
+            worker.group = None
         worker.restart_clock()
 
     def _enforce(self, limits: Limits, queue: deque[Group], on_result: Callable[[int, dict[str, Any]], None]) -> None:
@@ -262,7 +299,7 @@ class Pool:
                 [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+                env={**_passed_on(self.environment), "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
             )
 
     def _remove(self, worker: Worker) -> None:
@@ -295,6 +332,28 @@ class Pool:
             worker.connection.close()
         self.workers.clear()
         self._stop()
+
+
+def _is_expected(message: Any, worker: Worker) -> bool:
+    """Return whether this is the next message of a worker that works on its group."""
+    if not isinstance(message, dict):
+        return False
+    if not worker.ready:
+        return "ready" in message or "fatal" in message
+    reward = message.get("reward")
+    return (
+        message.get("index") == worker.done
+        and message.get("verdict") in list(VerdictKind)
+        and isinstance(message.get("milliseconds"), float)
+        and (reward is None or (isinstance(reward, float) and 0 <= reward <= 1))
+    )
+
+
+def _passed_on(further: Sequence[str]) -> dict[str, str]:
+    """Return the part of the environment that workers see."""
+    prefixes = tuple(name for name in PASSED_ON if name.endswith("_"))
+    known = {*PASSED_ON, *further}
+    return {name: value for name, value in os.environ.items() if name in known or name.startswith(prefixes)}
 
 
 def _python_path() -> str:

@@ -4,11 +4,16 @@ The *spawner* is a fresh interpreter (never a fork of the caller, whose threads 
 the task's module once and forks a worker per request, so that replacing a killed worker takes milliseconds. The spawner
 reads nothing hostile. When its control socket closes, the caller is gone: it kills its workers and ends. When the
 spawner itself is killed, the kernel kills the workers.
+
+A worker leads a session of its own and is killed with its whole process group. A process that left the group is
+inherited by the spawner (Linux), which kills it when a worker ends.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import resource
 import select
@@ -22,7 +27,12 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LENGTH = struct.Struct(">I")
+# No result is as long as this; a header that says so was not written by the worker.
+_MOST_BYTES = 64 << 20
+# Processes and threads that a user may have beyond those of now. The kernel counts all of the user's, not a worker's.
+_MORE_PROCESSES = 4096
 
 
 def send(connection: socket.socket, message: Any) -> None:
@@ -35,6 +45,24 @@ def receive(connection: socket.socket) -> Any:
     """Return the next message; raise EOFError when the other side is gone."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return json.loads(_exactly(connection, length))
+
+
+def take_message(received: bytearray) -> Any | None:
+    """Remove the first whole message from the bytes of a worker and return it; None while it is incomplete.
+
+    Raise ValueError where the bytes are no message: the user's code wrote to the worker's descriptors.
+    """
+    if len(received) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(received)
+    if length > _MOST_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    end = _LENGTH.size + length
+    if len(received) < end:
+        return None
+    message = json.loads(bytes(received[_LENGTH.size : end]))
+    del received[:end]
+    return message
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -51,6 +79,8 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 def run_spawner(control: socket.socket) -> None:
     """Serve ``spawn`` (with the worker's end of a socket) and ``kill`` until the caller goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     children: set[int] = set()
     preloaded = {""}
     try:
@@ -62,7 +92,7 @@ def run_spawner(control: socket.socket) -> None:
             request = receive(control)
             if "kill" in request:
                 if request["kill"] in children:
-                    os.kill(request["kill"], signal.SIGKILL)
+                    _kill_group(request["kill"])
                 continue
             _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             sys.path[:] = request["path"]
@@ -80,26 +110,61 @@ def run_spawner(control: socket.socket) -> None:
         pass
     finally:
         for pid in children:
-            os.kill(pid, signal.SIGKILL)
+            _kill_group(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+        _kill_strangers(set())
 
 
 def _reap(children: set[int]) -> None:
-    for pid in list(children):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            children.discard(pid)
+    """Collect workers that have ended, with what they started."""
+    ended = [pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]]
+    for pid in ended:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        children.discard(pid)
+    if ended:
+        _kill_strangers(children)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a worker and its process group, which it may not lead yet."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_strangers(workers: set[int]) -> None:
+    """Kill children of this process that are no workers: it inherits what a worker started and left behind."""
+    while strangers := [pid for pid in _children_of(os.getpid()) if pid not in workers]:
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children_of(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
+            if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                found.append(int(name))
+    return found
 
 
 def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
+        os.setsid()
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             # The spawner died between fork and prctl.
             if os.getppid() == 1:
                 os._exit(1)
-        limit = request["memory_mb"] << 20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        connection.set_inheritable(False)
+        _limit(request["memory_mb"] << 20)
         # What user code prints must not mix with the caller's output.
         os.dup2(2, 1)
         serve(connection)
@@ -108,6 +173,35 @@ def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoRetu
         code = 0
     finally:
         os._exit(code)
+
+
+def _limit(memory: int) -> None:
+    """Limit this process and those it starts: address space, size of a file, number of processes, no core dumps."""
+    limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: memory, resource.RLIMIT_CORE: 0}
+    if sys.platform == "linux":
+        limits[resource.RLIMIT_NPROC] = _processes_of_this_user() + _MORE_PROCESSES
+    for which, limit in limits.items():
+        hard = resource.getrlimit(which)[1]
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(which, (limit, limit))
+
+
+def _processes_of_this_user() -> int:
+    """Count this user's threads, as RLIMIT_NPROC does."""
+    user, count = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.stat(f"/proc/{int(name)}").st_uid == user:
+                count += os.stat(f"/proc/{name}/task").st_nlink - 2
+    return count
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Let this process, and each that it starts from now on, use so many more CPU seconds."""
+    with contextlib.suppress(OSError, ValueError):  # user code may have lowered the limit itself
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))
 
 
 def serve(connection: socket.socket) -> None:
@@ -123,9 +217,11 @@ def serve(connection: socket.socket) -> None:
         if hasattr(module, "prepare_gold"):
             _guarded(module.prepare_gold, group["pairs"][0][0], "", {})
         send(connection, {"ready": True})
-        for gold, answer in group["pairs"]:
+        for index, (gold, answer) in enumerate(group["pairs"]):
             started = time.process_time()
+            _limit_cpu(group["cpu_seconds"])
             result = _guarded(function, gold, answer, group["options"])
+            result["index"] = index
             result["milliseconds"] = (time.process_time() - started) * 1000
             send(connection, result)
             if result.pop("exhausted", False):
