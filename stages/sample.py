@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import NotIdentity, StrictConfig
 from hacrl_core.config.problems import ProblemsConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS
@@ -26,6 +26,8 @@ class SampleSlice(StrictConfig):
     content_digest: str  # of the problems as they were read
     max_prompt_tokens: PositiveInt | None = None  # for every agent: all must be able to answer the same prompts
     chat_templates: dict[str, str | None] = Field(default_factory=dict)
+    # Agents whose checkpoints may run Python code of their own.
+    own_code: Annotated[tuple[str, ...], NotIdentity] = ()
 
 
 def run(
@@ -70,9 +72,10 @@ def _that_fit(
     from hacrl_core.agents.agent import load_tokenizer
     from hacrl_core.rendering import render_prompt
 
+    tokenizers = {agent: load_tokenizer(ref.path, own_code=agent in config.own_code) for agent, ref in inputs.items()}
     renderers = {
-        agent: partial(_render, render_prompt, load_tokenizer(ref.path), config.chat_templates.get(agent))
-        for agent, ref in inputs.items()
+        agent: partial(_render, render_prompt, tokenizer, config.chat_templates.get(agent))
+        for agent, tokenizer in tokenizers.items()
     }
     return within_length(found.problems, renderers, limit).problems
 

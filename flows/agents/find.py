@@ -54,6 +54,8 @@ class Subject:
     chat_template: str | None = None
     seed: int = 0
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    # Whether its checkpoint may run Python code of its own.
+    own_code: bool = False
     # Those of the agent's campaign.
     benchmarks: tuple[BenchmarkConfig, ...] = ()
 
@@ -114,6 +116,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         chat_template=config.agents[agent].template_override,
         seed=config.seed,
         arithmetic=config.problems if isinstance(config.problems, ArithmeticConfig) else ArithmeticConfig(),
+        own_code=config.agents[agent].own_code,
         benchmarks=config.evaluate.benchmarks,
     )
 
