@@ -66,6 +66,7 @@ class StageCalls:
             max_prompt_tokens=limit,
             chat_templates={a: self.config.agents[a].template_override for a in origins} if limit else {},
             template_options=_options({a: self.config.agents[a].template_options for a in origins}) if limit else {},
+            own_code=tuple(a for a in origins if self.config.agents[a].own_code) if limit else (),
         )
         inputs = dict(origins) if limit else {}
         return StageCall("sample", config, inputs, seed=self._seed("sample"), iteration=iteration)

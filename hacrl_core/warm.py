@@ -46,6 +46,8 @@ class WarmModels:
     A process that serves several agents keeps one per agent: `for_agent`.
     """
 
+    # The campaign's config lets the agent's checkpoint run Python code of its own.
+    own_code: bool = False
     newest: LoadedAgent | None = None
     first: LoadedAgent | None = None
     _tokenizers: dict[bytes, tuple[Any, str]] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class WarmModels:
         if known not in self._tokenizers:
             while len(self._tokenizers) >= MOST_TOKENIZERS:
                 del self._tokenizers[next(iter(self._tokenizers))]
-            tokenizer = load_tokenizer(checkpoint)
+            tokenizer = load_tokenizer(checkpoint, own_code=self.own_code)
             self._tokenizers[known] = (tokenizer, tokenizer_fingerprint(tokenizer))
         return self._tokenizers[known]
 
@@ -122,7 +124,7 @@ class WarmModels:
         if self._engine is None or self._engine[0] != config:
             if self._engine is not None:
                 self._engine[1].close()
-            self._engine = (config, create_engine(config))
+            self._engine = (config, create_engine(config, own_code=self.own_code))
         return self._engine[1]
 
     @property
@@ -136,9 +138,14 @@ class WarmModels:
             self._problems = (known, load())
         return self._problems[1]
 
-    def for_agent(self, name: str) -> "WarmModels":
+    def for_agent(self, name: str, *, own_code: bool = False) -> "WarmModels":
         """Return what is kept for one of several agents that this process serves."""
-        return self._agents.setdefault(name, WarmModels())
+        kept = self._agents.setdefault(name, WarmModels())
+        if kept.own_code != own_code:
+            # Another campaign's agent of the same name: an engine keeps what it was allowed.
+            kept.close()
+            kept.own_code = own_code
+        return kept
 
     def close(self) -> None:
         """Stop the engine's worker processes and release weights and memory, also those of `for_agent`."""
@@ -157,7 +164,14 @@ class WarmModels:
         from hacrl_core.agents.agent import load_agent
 
         tokenizer, _ = self.tokenizer(checkpoint)
-        agent = load_agent(checkpoint, dtype=torch.float32, device=device, tokenizer=tokenizer, attention=attention)
+        agent = load_agent(
+            checkpoint,
+            dtype=torch.float32,
+            device=device,
+            tokenizer=tokenizer,
+            attention=attention,
+            own_code=self.own_code,
+        )
         return LoadedAgent(policy_digest, device, agent)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.problems import ProblemsConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS
@@ -27,6 +27,8 @@ class SampleSlice(StrictConfig):
     max_prompt_tokens: PositiveInt | None = None  # for every agent: all must be able to answer the same prompts
     chat_templates: dict[str, str | None] = Field(default_factory=dict)
     template_options: Annotated[dict[str, dict[str, Any]], IdentityUnlessDefault] = Field(default_factory=dict)
+    # Agents whose checkpoints may run Python code of their own.
+    own_code: Annotated[tuple[str, ...], NotIdentity] = ()
 
 
 def run(
@@ -71,14 +73,15 @@ def _that_fit(
     from hacrl_core.agents.agent import load_tokenizer
     from hacrl_core.rendering import render_prompt
 
+    tokenizers = {agent: load_tokenizer(ref.path, own_code=agent in config.own_code) for agent, ref in inputs.items()}
     renderers = {
         agent: partial(
             _render,
             partial(render_prompt, template_options=config.template_options.get(agent)),
-            load_tokenizer(ref.path),
+            tokenizer,
             config.chat_templates.get(agent),
         )
-        for agent, ref in inputs.items()
+        for agent, tokenizer in tokenizers.items()
     }
     return within_length(found.problems, renderers, limit).problems
 

@@ -31,6 +31,7 @@ from flows.record.lines import sealed_line
 from flows.record.record import evaluations_log
 from flows.run.events import Listener
 from flows.run.executors import InProcessExecutor
+from flows.run.placement import Placement
 from flows.run.runner import InlineRunner
 from flows.run.session import open_session
 from hacrl_core.artifacts import ArtifactRef, Store
@@ -63,7 +64,7 @@ def evaluate_agent(
     chosen = [change_benchmark(found, changes) for found in find_benchmarks(subject, benchmarks)]
     calls = [_evaluate_call(subject, benchmark, changes) for benchmark in chosen]
     results = []
-    with _inline_session(store, listener) as runner:
+    with _inline_session(store, listener, subject) as runner:
         version: ArtifactRef | Handle
         if isinstance(subject.version, StageCall):
             version = runner.submit(subject.version)
@@ -102,10 +103,10 @@ def _log_artifact(home: Home, agent: str, ref: ArtifactRef) -> None:
 
 
 @contextmanager
-def _inline_session(store: Store, listener: "_EvaluationListener") -> Iterator[InlineRunner]:
+def _inline_session(store: Store, listener: "_EvaluationListener", subject: Subject) -> Iterator[InlineRunner]:
     """Run calls in this process. Results that are in the store are returned before torch is imported."""
     context = Context()
-    executor = InProcessExecutor(store, context)
+    executor = InProcessExecutor(store, context, {subject.name: Placement(own_code=subject.own_code)})
     try:
         with open_session(InlineRunner(store, executor, listener), executor) as runner:
             yield runner

@@ -55,6 +55,8 @@ class Subject:
     template_options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    # Whether its checkpoint may run Python code of its own.
+    own_code: bool = False
     # Those of the agent's campaign.
     benchmarks: tuple[BenchmarkConfig, ...] = ()
 
@@ -116,6 +118,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         template_options=config.agents[agent].template_options,
         seed=config.seed,
         arithmetic=config.problems if isinstance(config.problems, ArithmeticConfig) else ArithmeticConfig(),
+        own_code=config.agents[agent].own_code,
         benchmarks=config.evaluate.benchmarks,
     )
 

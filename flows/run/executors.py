@@ -88,7 +88,7 @@ class InProcessExecutor:
         device = self._context.device if place.device == "auto" else place.device
         return replace(
             self._context,
-            warm=self._context.warm.for_agent(agent),
+            warm=self._context.warm.for_agent(agent, own_code=place.own_code),
             device=device,
             attention=place.attention,
         )

@@ -25,13 +25,16 @@ class Placement:
     attention: Attention = "auto"
     threads: int = 1  # of torch, in each process
     node: str = ""  # the machine; empty: this one, the only one that today's executors know
+    own_code: bool = False  # whether the agent's checkpoint may run Python code of its own
     processes: int = 1  # that share the call: ranks of an update, replicas of an engine
 
 
 def placements_of(config: CampaignConfig) -> dict[str, Placement]:
     """Each agent's placement, as the campaign's config says it."""
     return {
-        name: Placement(agent.device, agent.gpus, agent.attention, config.runtime.threads_per_agent)
+        name: Placement(
+            agent.device, agent.gpus, agent.attention, config.runtime.threads_per_agent, own_code=agent.own_code
+        )
         for name, agent in config.agents.items()
     }
 

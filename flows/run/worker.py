@@ -270,7 +270,7 @@ def _serve(
 
     torch.set_num_threads(place.threads)
     _silence_libraries()
-    warm = WarmModels()
+    warm = WarmModels(own_code=place.own_code)
     chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(

@@ -49,18 +49,20 @@ def load_agent(
     device: str = "cpu",
     tokenizer: Any = None,
     attention: Attention = "auto",
+    own_code: bool = False,
 ) -> Agent:
     """Load weights and, unless it is given, the tokenizer.
 
-    Reads safetensors only, and runs no remote code unless the checkpoint's adoption allowed it.
+    Reads safetensors only, and runs no code of the checkpoint unless ``own_code``: the campaign's config allows it.
     """
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    trusted = _trusted(checkpoint, own_code)
     try:
         with out_of_memory_explained(checkpoint, f"loading it on {device}", LOADING):
             model = AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=runs_own_code(checkpoint), **chosen
+                checkpoint, dtype=dtype, use_safetensors=True, trust_remote_code=trusted, **chosen
             )
             model.to(device)
     except (ImportError, ValueError) as problem:
@@ -71,14 +73,15 @@ def load_agent(
             f"agent {checkpoint}: attention {attention} is not available here ({reason}); set its attention to auto"
         ) from problem
     model.eval()
-    tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint)
+    tokenizer = tokenizer if tokenizer is not None else load_tokenizer(checkpoint, own_code=own_code)
     return Agent(model, tokenizer, stop_token_ids(model, tokenizer), checkpoint)
 
 
-def load_tokenizer(checkpoint: Path) -> Any:
-    """Load a checkpoint's tokenizer."""
+def load_tokenizer(checkpoint: Path, *, own_code: bool = False) -> Any:
+    """Load a checkpoint's tokenizer, and run code of the checkpoint only if ``own_code``."""
+    trusted = _trusted(checkpoint, own_code)
     try:
-        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=runs_own_code(checkpoint))
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=trusted)
     except (OSError, ValueError) as problem:
         reason = str(problem).splitlines()[0]
         raise EngineError(
@@ -87,9 +90,20 @@ def load_tokenizer(checkpoint: Path) -> Any:
 
 
 def runs_own_code(checkpoint: Path) -> bool:
-    """Whether the campaign's config allowed the checkpoint to run its own code when it was adopted."""
+    """Whether the checkpoint was adopted with code of its own. Whether that may run is for the config to say."""
     file = checkpoint / AGENT_FILE
     return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
+
+
+def _trusted(checkpoint: Path, own_code: bool) -> bool:
+    """Say whether the checkpoint's code is to run: a file in a store that somebody else made must not decide that."""
+    needed = runs_own_code(checkpoint)
+    if needed and not own_code:
+        raise EngineError(
+            f"agent {checkpoint}: wants to run Python code of its own, and the campaign's config does not allow it; "
+            "set the agent's checkpoint.trust_remote_code: true if you trust that code, else delete this folder"
+        )
+    return needed
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:

@@ -101,6 +101,11 @@ class AgentConfig(StrictConfig):
         """The template that replaces the tokenizer's; an adopted checkpoint's tokenizer already has it."""
         return self.chat_template if self.checkpoint is None else None
 
+    @property
+    def own_code(self) -> bool:
+        """Whether the agent's checkpoint may run Python code of its own."""
+        return self.checkpoint is not None and self.checkpoint.trust_remote_code
+
     def takes_part(self, iteration: int) -> bool:
         """Return whether the agent takes part in an iteration."""
         return self.joins <= iteration and (self.leaves is None or iteration < self.leaves)

@@ -17,6 +17,7 @@ from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.errors import ConfigError, EngineError
 from hacrl_core.problems import rows
 from hacrl_core.rendering import render_prompt, turn_end
+from hacrl_core.warm import WarmModels
 
 from .conftest import TEMPLATE, byte_tokenizer, read_json, save_checkpoint
 
@@ -119,10 +120,17 @@ def test_remote_code_runs_only_when_the_config_says_so_and_then_in_every_stage(o
         with pytest.raises(ConfigError, match=r"comes with Python code of its own.*trust_remote_code: true"):
             act(CheckpointConfig(path=str(odd)))
     adopt_checkpoint(CheckpointConfig(path=str(odd), trust_remote_code=True), tmp_path / "ours")
-    agent = load_agent(tmp_path / "ours")
+    agent = load_agent(tmp_path / "ours", own_code=True)
     assert agent.model.own_code_ran
     save_model(agent, tmp_path / "next")  # as an update does
-    assert load_agent(tmp_path / "next").model.own_code_ran
+    assert load_agent(tmp_path / "next", own_code=True).model.own_code_ran
+    # A file in the artifact asks for it, as one of a stranger's store may; only the config allows it.
+    for warm in (WarmModels(), WarmModels().for_agent("ada")):
+        for act in (lambda w: w.tokenizer(tmp_path / "next"), lambda w: w.agent(tmp_path / "next", "d", device="cpu")):
+            with pytest.raises(EngineError, match=r"the campaign's config does not allow it; set .*trust_remote_code"):
+                act(warm)
+    trusting = WarmModels().for_agent("ada", own_code=True)
+    assert trusting.agent(tmp_path / "next", "d", device="cpu").model.own_code_ran
     (tmp_path / "next" / "agent.json").unlink()
     with pytest.raises(ValueError, match="trust_remote_code"):
         load_agent(tmp_path / "next")

@@ -9,7 +9,7 @@ from hacrl_core.warm import WarmModels
 
 
 class Engine:
-    def __init__(self, config):
+    def __init__(self, config, *, own_code=False):
         self.config, self.closed = config, False
 
     def close(self):

@@ -38,10 +38,12 @@ class BuiltinEngine:
         *,
         batch_size: int = 256,
         max_prompt_tokens: int | None = None,
+        own_code: bool = False,
     ) -> None:
         self.config = config or BuiltinEngineConfig()
         self.batch_size = batch_size
         self.max_prompt_tokens = max_prompt_tokens
+        self._own_code = own_code
         self.version = f"torch {torch.__version__}, transformers {transformers.__version__}"
         self._loaded: _Loaded | None = None
 
@@ -76,7 +78,8 @@ class BuiltinEngine:
                 agent = None if last is None else reload_agent(last.agent, checkpoint)
                 last = None  # before loading, so that two agents are never in memory at once
                 if agent is None:
-                    agent = load_agent(checkpoint, dtype=getattr(torch, self.config.dtype), device=self._device())
+                    dtype = getattr(torch, self.config.dtype)
+                    agent = load_agent(checkpoint, dtype=dtype, device=self._device(), own_code=self._own_code)
                 self._loaded = _Loaded(policy_digest, agent, self._decoder(agent))
         return self._loaded
 
