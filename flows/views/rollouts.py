@@ -65,7 +65,7 @@ def responses_of(
     credits = {a: _credit(store, entries, a, iteration) for a in learners or agents}
     groups: dict[str, list[dict[str, Any]]] = {}
     for sampler in agents:
-        if ("verify", sampler, iteration) not in entries:
+        if not {("generate", sampler, iteration), ("verify", sampler, iteration)} <= entries.keys():
             continue
         rows = _table(store, entries["generate", sampler, iteration], ROLLOUTS)
         verdicts = {v["rollout_id"]: v for v in _table(store, entries["verify", sampler, iteration], VERDICTS)}

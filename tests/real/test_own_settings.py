@@ -28,7 +28,7 @@ def test_an_agents_own_values_win_and_the_others_stay():
     assert config.generation("ben").batch_size == config.generate.batch_size
     calls = StageCalls(config)
     assert calls.generate("ben", None, None, 0).config.generate.max_tokens == 7
-    assert calls.score("ben", None, {}, None, 0).config.max_tokens == 7
+    assert calls.score("ben", {"ben": None}, {}, None, 0).config.max_tokens == 7
     assert calls.update("ben", None, {}, None, 0).config.update.learning_rate == 0.5
     assert calls.update("ada", None, {}, None, 0).config.update.learning_rate == 1e-3
 

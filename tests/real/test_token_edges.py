@@ -61,7 +61,8 @@ def played(tmp_path_factory) -> tuple[dict[str, Any], Any]:
     config = tiny(
         agents={name: {"checkpoint": {"path": str(folder)}} for name, folder in folders.items()},
         generate={"max_tokens": 12, "batch_size": 32},
-        score={"token_budget": 256},
+        # Verbatim texts and ends: what settled boundaries do to them is the business of tests/unit/rendering.
+        score={"token_budget": 256, "boundary": "as_written"},
     )
     calls, store, context = (
         StageCalls(config),
@@ -79,7 +80,7 @@ def played(tmp_path_factory) -> tuple[dict[str, Any], Any]:
     prompts = run(calls.sample(origins, 0))
     rollouts = {name: run(calls.generate(name, origins[name], prompts, 0)) for name in folders}
     for name in folders:
-        run(calls.score(name, origins[name], rollouts, prompts, 0))
+        run(calls.score(name, origins, rollouts, prompts, 0))
     return outcomes, config
 
 
