@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 # uv does not read pip's settings: hand it pip's folder of wheels where there is one.
 UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" UV_COMPILE_BYTECODE=1 $(BIN)/uv
+COMPILE := $(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 export OMP_NUM_THREADS ?= 1
 
 help:  ## Show this list
@@ -19,6 +20,14 @@ setup: .venv/ready  ## Build or refresh the environment in .venv (seconds when n
 	@$(UV) pip install --quiet -r requirements.lock
 	@$(UV) pip install --quiet --no-deps -e .
 	@touch $@
+
+# What only tests and development need: tools, Ray, S3 servers, Triton's compiler.
+.venv/dev-ready: .venv/ready requirements-dev.lock
+	@echo "installing what the tests need: $$(grep -c == requirements-dev.lock) packages …"
+	@$(UV) pip install --quiet -r requirements-dev.lock
+	@touch $@
+
+dev: .venv/dev-ready  ## The environment of developers: what the tests need besides
 
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
@@ -44,32 +53,32 @@ reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then
 results: setup  ## docs/results.md again, from the store alone
 	@$(BIN)/python docs/results/build/page.py
 
-test: setup  ## Lint, types, layers and all tests; under ten minutes on two cores
+test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers"
 
-test-quick: setup  ## The tests that take seconds
+test-quick: dev  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
 
-test-servers: setup  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
+test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
 
-test-vllm: vllm  ## Test the vLLM engine for real
+test-vllm: dev vllm  ## Test the vLLM engine for real
 	@$(BIN)/pytest -m vllm tests/vllm tests/views
 
-test-vllm-smoke: vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
+test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
-flaky: setup  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
+flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
 
 # A kill takes about 20 seconds; the time that the campaigns may take grows with their number.
-chaos: setup  ## Kill campaigns, anywhere, and compare the end with one left alone (KILLS=100: half an hour on two cores)
+chaos: dev  ## Kill campaigns, anywhere, and compare the end with one left alone (KILLS=100: half an hour on two cores)
 	@kills=$${KILLS:-100}; $(BIN)/python -m tests.chaos.chaos --kills $$kills --full $$((kills / 10)) --minutes $$((kills * 2 / 5 + 1))
 
 .venv/bench-ready: .venv/ready requirements-bench.lock
@@ -95,16 +104,17 @@ bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
 
-lock: setup  ## Renew the pins in the lock files
-	@sed -i '/^torch==/d' requirements.lock requirements-bench.lock  # a pin without +cpu would be kept, with all of CUDA
-	@$(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev --extra lora pyproject.toml -o requirements.lock
-	@$(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
-	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements.lock requirements-bench.lock  # torch: whichever build the machine has
+lock: dev  ## Renew the pins in the lock files
+	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA
+	@$(COMPILE) pyproject.toml -o requirements.lock
+	@$(COMPILE) --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	@$(COMPILE) --extra bench -c requirements-dev.lock pyproject.toml -o requirements-bench.lock
+	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements*.lock  # torch: whichever build the machine has
 
-house: setup  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
+house: dev  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}
 
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
