@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from flows.commands import campaigns, configs, servers, store, sweeps, track, views
+from flows.commands import campaigns, configs, plan, servers, store, sweeps, track, views
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)
+app.add_typer(plan.app)
 app.add_typer(views.app)
 app.add_typer(servers.app)
 app.add_typer(sweeps.app)
