@@ -1,6 +1,7 @@
-"""Settings as a table in the terminal and as the page docs/configuration.md."""
+"""Settings in the terminal and as the page docs/configuration.md."""
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,28 +23,28 @@ def show_settings(console: Console, settings: list[Setting]) -> None:
 
 
 def settings_page() -> str:
-    """Return docs/configuration.md: every setting of campaigns and sweeps, a table per group."""
+    """Return docs/configuration.md: every setting of campaigns and sweeps, a list per group."""
     lines = [
         "# Configuration",
         "",
         "Every setting of a campaign and of a sweep. `hacrl config explain KEY` shows the same in the terminal,",
-        "`hacrl config show CONFIG` a config with its defaults filled in, and `hacrl config schema` the JSON schema for",
-        "editors. This page is written by `make reference` from the config models.",
+        "`hacrl config show CONFIG` a config with its defaults filled in, and `hacrl config schema` the JSON schema",
+        "for editors. This page is written by `make reference` from the config models.",
         "",
         "A file may begin with `extends: other.yaml`: its settings are merged over that file's, and `null` removes a",
         "key. `--set key=value` overrides a setting on the command line. `*` stands for any name or list element.",
         "",
         "## A campaign",
-        *_tables(campaign_settings()),
+        *_lists(campaign_settings()),
         "",
         "## A sweep",
-        *_tables(sweep_settings()),
+        *_lists(sweep_settings()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _tables(settings: list[Setting]) -> Iterator[str]:
-    """Yield Markdown: settings without a group first, then a table for each first part of a key."""
+def _lists(settings: list[Setting]) -> Iterator[str]:
+    """Yield Markdown: settings without a group first, then a list for each first part of a key."""
     groups: dict[str, list[Setting]] = {"": []}
     for setting in settings:
         first, dot, _ = setting.key.partition(".")
@@ -53,16 +54,12 @@ def _tables(settings: list[Setting]) -> Iterator[str]:
         if group:
             yield f"### {group}"
             yield ""
-        yield "| setting | type | default | meaning |"
-        yield "|---|---|---|---|"
         for setting in members:
-            kind = f" (kind: {setting.of_kind})" if setting.of_kind else ""
-            cells = (f"`{setting.key}`{kind}", setting.type, _code(setting.default), setting.description)
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text and text != "required" else text
+            default = f", default `{setting.default}`" if setting.default not in ("", "required") else ""
+            required = ", required" if setting.default == "required" else ""
+            kind = f" of kind `{setting.of_kind}`" if setting.of_kind else ""
+            text = f"* **`{setting.key}`**{kind} ({setting.type}{required}{default}): {setting.description}"
+            yield from wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
