@@ -3,8 +3,8 @@
     python benchmarks/memory.py [gemma]        only the cases whose name has the word in it
 
 Each case runs in a fresh process: weights of the shape of SmolLM2-135M, or of gemma-3-270m with its vocabulary of
-262,144 tokens (random: memory does not depend on their values), float32, on the CPU. Ends with an error if the update of 16 sequences × 256 tokens takes more than 6 GiB at the default
-token budget.
+262,144 tokens (random: memory does not depend on their values), float32, on the CPU. Ends with an error if the update
+of 16 sequences × 256 tokens takes more than 6 GiB at the default token budget.
 """
 
 import json

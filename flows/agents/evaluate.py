@@ -41,7 +41,6 @@ from hacrl_core.verification.verifiers import verifier_source
 from stages.evaluate import EvaluateSlice
 from stages.spec import Context, Handle, Outcome, StageCall
 
-
 # Without a terminal: a line at least so often while responses are sampled or checked.
 _QUIET_SECONDS = 30.0
 
