@@ -71,9 +71,7 @@ class _MergedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         x = x.to(torch.bfloat16)
         ctx.save_for_backward(x, weight, a, b)
         ctx.scale = scale
@@ -81,7 +79,7 @@ class _MergedLinear(torch.autograd.Function):
             return F.linear(x, _merged(weight, a, b, scale), None if bias is None else bias.to(torch.bfloat16))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, a, b = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
             g = gradient.to(torch.bfloat16)
