@@ -5,6 +5,7 @@ policy, or damaged since), the stages that made them run again first. How calls 
 subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
 """
 
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from hacrl_core.errors import HacrlError, InputGoneError, StageError
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall
 
+# How often an evaluation that was put off looks whether it may run.
+DEFERRED_SECONDS = 0.2
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
 THREADS = 256
@@ -31,9 +34,6 @@ class CacheMiss(Exception):
 
 class Pending(Handle, Protocol):
     """A call under way."""
-
-    def done(self) -> bool:
-        """Whether it has ended, well or badly."""
 
     def failed(self) -> bool:
         """Whether it has ended in an error."""
@@ -104,6 +104,9 @@ class StageRunner(ABC):
         self._executor = executor
         self._watch = watch or Watch()
         self._pending: list[Pending] = []
+        # Agents whose benchmarks do not run between a score and the update that follows it.
+        self.deferring: frozenset[str] = frozenset()
+        self._begun: set[str] = set()
 
     def submit(self, call: StageCall) -> Handle:
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
@@ -150,10 +153,31 @@ class StageRunner(ABC):
             self._finished(bound, found)
             return found
         self._watch.before(bound)
+        self._wait_for_update(bound)
+        self._begun.add(bound.label)
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
         outcome = self._run_with_inputs(call, bound)
         self._finished(bound, outcome)
         return outcome
+
+    def _wait_for_update(self, call: StageCall) -> None:
+        """Put an evaluation off while its agent is between score and update and has weights on the device.
+
+        It waits for nothing that failed: the campaign is ending then.
+        """
+        if call.stage != "evaluate" or call.agent not in self.deferring:
+            return
+        while any(self._is_between(handle, call.agent) for handle in list(self._pending)):
+            if any(handle.failed() for handle in list(self._pending)):
+                return
+            time.sleep(DEFERRED_SECONDS)
+
+    def _is_between(self, handle: Pending, agent: str) -> bool:
+        update = handle.call
+        if update.stage != "update" or update.agent != agent or handle.done():
+            return False
+        score = update.inputs.get(f"scores/{agent}")
+        return score is not None and not isinstance(score, ArtifactRef) and score.call.label in self._begun
 
     def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:

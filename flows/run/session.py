@@ -11,6 +11,7 @@ from flows.record.record import Record
 from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
+from flows.run.placement import deferring_agents
 from flows.run.runner import StageRunner, first_error
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
@@ -51,5 +52,6 @@ def run_in_session(
     """Run or resume a whole campaign with this kind of runner; returns when the last stage is done."""
     watch = Watch(config.divergence, listener.warn)
     runner = kind(store, executor, listener, record, watch, config.runtime.retries)
+    runner.deferring = deferring_agents(config)
     with open_session(runner, executor):
         run_campaign(config, calls, runner)
