@@ -106,7 +106,10 @@ class StageRunner(ABC):
         self._pending: list[Pending] = []
         # Agents whose benchmarks do not run between a score and the update that follows it.
         self.deferring: frozenset[str] = frozenset()
-        self._begun: set[str] = set()
+        self.ending = False
+        # By agent and iteration: scores that began, and the updates that follow them.
+        self._scores: set[tuple[str, int | None]] = set()
+        self._updates: dict[tuple[str, int | None], Pending] = {}
 
     def submit(self, call: StageCall) -> Handle:
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
@@ -114,9 +117,13 @@ class StageRunner(ABC):
             bound = call.bound()
             if found := lookup(self.store, bound):
                 self._finished(bound, found)
+                if call.stage == "update":
+                    self._scores.discard((call.agent, call.iteration))
                 return Done(call, found)
         handle = self._schedule(call)
         self._pending.append(handle)
+        if call.stage == "update":
+            self._updates[call.agent, call.iteration] = handle
         return handle
 
     @abstractmethod
@@ -154,7 +161,8 @@ class StageRunner(ABC):
             return found
         self._watch.before(bound)
         self._wait_for_update(bound)
-        self._begun.add(bound.label)
+        if bound.stage == "score" and bound.agent in self.deferring:
+            self._scores.add((bound.agent, bound.iteration))
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
         outcome = self._run_with_inputs(call, bound)
         self._finished(bound, outcome)
@@ -167,17 +175,17 @@ class StageRunner(ABC):
         """
         if call.stage != "evaluate" or call.agent not in self.deferring:
             return
-        while any(self._is_between(handle, call.agent) for handle in list(self._pending)):
+        while not self.ending and any(agent == call.agent for agent, _ in self._open_scores()):
             if any(handle.failed() for handle in list(self._pending)):
                 return
             time.sleep(DEFERRED_SECONDS)
 
-    def _is_between(self, handle: Pending, agent: str) -> bool:
-        update = handle.call
-        if update.stage != "update" or update.agent != agent or handle.done():
-            return False
-        score = update.inputs.get(f"scores/{agent}")
-        return score is not None and not isinstance(score, ArtifactRef) and score.call.label in self._begun
+    def _open_scores(self) -> set[tuple[str, int | None]]:
+        """Return the agents and iterations whose score has begun and whose update has not ended."""
+        for which in list(self._scores):
+            if which in self._updates and self._updates[which].done():
+                self._scores.discard(which)
+        return set(self._scores)
 
     def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:

@@ -37,6 +37,7 @@ def open_session(runner: R, executor: Executor) -> Iterator[R]:
             raise known from problem
         raise
     finally:
+        runner.ending = True
         executor.close(now=not complete)
 
 

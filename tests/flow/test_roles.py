@@ -71,7 +71,7 @@ def test_a_line_lets_earlier_iterations_first_and_benchmarks_after_their_iterati
         for one in calls:  # each stands in line before the next one comes
             threads.append(threading.Thread(target=go, args=(one,)))
             threads[-1].start()
-            until(lambda: len(line._waiting) == len(threads))  # noqa: B023
+            until(lambda: len(line._waiting) == len(threads))
     for thread in threads:
         thread.join(patience(10))
     assert order == [("warmstart", None), ("update", 4), ("score", 4), ("evaluate", 4), ("generate", 5)]
