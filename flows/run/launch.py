@@ -18,7 +18,8 @@ from flows.record.log import FAILED, Logbook
 from flows.record.record import ORIGINS, Entry, Record, read_entries
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
-from flows.run.executors import Executor, ProcessExecutor
+from flows.run.executors import Executor
+from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
 from flows.run.session import run_in_session
 from flows.run.signals import raise_on_signals
@@ -157,7 +158,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
         with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
             shown = Listeners(campaign.display, campaign.log)
             listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
-            executor = executor or ProcessExecutor(campaign.config, campaign.store, listener)
+            executor = executor or open_executor(campaign.config, campaign.store, listener)
             run_in_session(campaign.config, campaign.calls, campaign.store, campaign.record, executor, listener, kind)
             if tracker is not None:
                 tracker.log(campaign.record.entries_since_last_call())

@@ -70,10 +70,13 @@ def placements_of(config: CampaignConfig) -> dict[str, Placement]:
     }
 
 
-def seats_of(config: CampaignConfig, machine: int | None = None) -> dict[tuple[str, Role], Seat]:
+def seats_of(
+    config: CampaignConfig, machine: int | None = None, *, check_apart: bool = False
+) -> dict[tuple[str, Role], Seat]:
     """Return the process that serves each role of each agent; ``machine`` is the number of GPUs, counted if not given.
 
-    Processes start with their first call, so a seat that nothing is asked of costs nothing.
+    ``check_apart``: checking has a process of its own also where the agent has no GPU. Processes start with their first
+    call, so a seat that nothing is asked of costs nothing.
     """
     seats: dict[tuple[str, Role], Seat] = {}
     for name, place in placements_of(config).items():
@@ -84,7 +87,7 @@ def seats_of(config: CampaignConfig, machine: int | None = None) -> dict[tuple[s
             role: Seat(f"{name}/{role}", name, replace(place, gpus=gpus), frozenset(gpus))
             for role, gpus in agent.gpus_for.items()
         }
-        if used:
+        if used or check_apart:
             beside = replace(place, device="cpu", gpus=(), needs_torch=False)
             apart["check"] = Seat(f"{name}/check", name, beside, frozenset())
         roles: tuple[Role, ...] = ("sample", "evaluate", "learn", "check")

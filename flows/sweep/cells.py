@@ -16,8 +16,9 @@ from typing import Any
 from flows.home import Home
 from flows.record.record import Entry, Record
 from flows.run.events import Listener, Listeners
-from flows.run.executors import Executor, InProcessExecutor, ProcessExecutor
+from flows.run.executors import Executor, InProcessExecutor
 from flows.run.placement import placements_of
+from flows.run.ray_executor import open_executor
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
@@ -204,11 +205,11 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
     with _open_record(job) as record:
         kind: type[StageRunner] = InlineRunner
         executor = InProcessExecutor(store, context, placements_of(config))
-        if any(agent.gpus for agent in config.agents.values()):
-            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl
-            # run``.
+        if any(agent.gpus for agent in config.agents.values()) or config.runtime.executor == "ray":
+            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, or on a cluster,
+            # as in ``hacrl run``.
             kind = ThreadRunner
-            executor = ProcessExecutor(config, store)
+            executor = open_executor(config, store)
         heard = Listeners(listener, _Collect(store, record, context))
         run_in_session(config, calls, store, record, executor, heard, kind)
         mark_finished(job, record.entries(), calls.sources())
