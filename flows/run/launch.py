@@ -158,18 +158,13 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
         with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
             shown = Listeners(campaign.display, campaign.log)
             listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
-<<<<<<< HEAD
-            executor = executor or open_executor(campaign.config, campaign.store, listener)
-            run_in_session(campaign.config, campaign.calls, campaign.store, campaign.record, executor, listener, kind)
-=======
 
             def make_executor() -> Executor:
-                return executor or ProcessExecutor(campaign.config, campaign.store, listener)
+                return executor or open_executor(campaign.config, campaign.store, listener)
 
             run_in_session(
                 campaign.config, campaign.calls, campaign.store, campaign.record, make_executor, listener, kind
             )
->>>>>>> main
             if tracker is not None:
                 tracker.log(campaign.record.entries_since_last_call())
                 tracker.mark_complete(campaign.record.entries())

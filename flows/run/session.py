@@ -51,14 +51,6 @@ def run_in_session(
     listener: Listener,
     kind: type[StageRunner],
 ) -> None:
-<<<<<<< HEAD
-    """Run or resume a whole campaign with this kind of runner; returns when the last stage is done."""
-    watch = Watch(config.divergence, listener.warn)
-    runner = kind(store, executor, listener, record, watch, config.runtime.retries)
-    runner.deferring = deferring_agents(config)
-    with open_session(runner, executor):
-        run_campaign(config, calls, runner)
-=======
     """Run or resume a whole campaign with this kind of runner; returns when the last stage is done.
 
     Where an artifact had to be made again and has other content, the campaign is walked again from its beginning: what
@@ -68,6 +60,7 @@ def run_in_session(
         executor = make_executor()
         watch = Watch(config.divergence, listener.warn)
         runner = kind(store, executor, listener, record, watch, config.runtime.retries)
+        runner.deferring = deferring_agents(config)
         try:
             with open_session(runner, executor):
                 run_campaign(config, calls, runner)
@@ -75,4 +68,3 @@ def run_in_session(
         except ContentChangedError as changed:
             listener.warn(f"{changed}; it is a new artifact of its own, and what follows from it runs again")
             record.begin_pass()
->>>>>>> main
