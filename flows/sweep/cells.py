@@ -203,8 +203,7 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
         return replace(listener.tally, cached=-listener.tally.ran)
     with _open_record(job) as record:
-        # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, or on a cluster, as in
-        # ``hacrl run``.
+        # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``.
         apart = config.runtime.executor == "ray" or any(agent.gpus for agent in config.agents.values())
         kind: type[StageRunner] = ThreadRunner if apart else InlineRunner
 
