@@ -62,6 +62,12 @@ class FakeCluster:
         """Process ids of the nodes' raylets, without the head's."""
         return [info.process.pid for node in self.nodes for info in node.all_processes["raylet"]]
 
+    def forget_dead(self) -> None:
+        """Take nodes whose raylet was killed off the list, and end what is left of them."""
+        for node in list(self.nodes):
+            if any(info.process.poll() is not None for info in node.all_processes.get("raylet", [])):
+                self.lose(node)
+
     def lose_head(self) -> None:
         """Kill the head's control service (GCS) with SIGKILL."""
         for info in self._cluster.head_node.all_processes["gcs_server"]:
