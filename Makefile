@@ -113,6 +113,9 @@ bench-generate: .venv/bench-ready  ## Built-in engine against transformers' gene
 bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-135M against transformers' generate
 	@$(BIN)/python benchmarks/generate_real.py
 
+bench-tabular: setup  ## Gradients of every method in a tabular world, exactly; minutes
+	@$(BIN)/python benchmarks/tabular.py
+
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
@@ -133,4 +136,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-tabular bench-verify lock reference house clean

@@ -100,7 +100,7 @@ def _credit_columns(
     failed_PNG = np.ma.getmaskarray(groups.rewards_PNG)
     for (p, n, g), rollout in np.ndenumerate(groups.rollout_ids_PNG):
         sampler = config.agents[n]
-        if failed_PNG[p, n, g] or (sampler != config.learner and not config.algorithm.share_rollouts):
+        if failed_PNG[p, n, g] or (sampler != config.learner and not config.algorithm.learns_from_others):
             continue
         who = (rollout, sampler, groups.prompt_ids[p], sampler == config.learner)
         values = (*who, groups.rewards_PNG[p, n, g], omega_N[n], baseline_P[p], advantages_PNG[p, n, g])

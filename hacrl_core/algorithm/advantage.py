@@ -56,8 +56,11 @@ def learner_advantages(
 ) -> tuple[FloatArray, FloatArray]:
     """Return `group_advantages` as a config wants them.
 
-    Without ``share_rollouts`` only own responses count; without ``capability_aware_advantage`` every ω is 1.
+    Without ``share_rollouts`` only own responses count; without ``capability_aware_advantage`` every ω is 1. A method
+    with a file of its own brings its own credit.
     """
+    if config.plug_in is not None:
+        return config.plug_in.credit(*_rewards(rewards_PNG, rollout_ids_PNG), learner)
     capability = as_floats("capability", capability_N, axes="N")
     if not config.capability_aware_advantage:
         capability = np.ones_like(capability)

@@ -112,8 +112,10 @@ def foreign_weight_bound(largest_omega: float, config: HacpoConfig) -> float:
     learner likes better than the sampler did is limited by the clamp of the log-ratio only.
     """
     omega = largest_omega if config.capability_in_gradient else 1.0
-    if not config.share_rollouts:
+    if not config.learns_from_others:
         return 0.0
+    if config.plug_in is not None:
+        return math.exp(config.max_abs_log_ratio) if config.method == "prp" else 1.0
     if config.foreign_treatment == "hacpo" and not config.cross_clip:
         return omega * math.exp((1 + config.alpha) * config.max_abs_log_ratio)
     if config.foreign_treatment == "hacpo" and not config.pessimistic:

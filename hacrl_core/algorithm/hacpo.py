@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hacrl_core.algorithm.checks import require_calibrated, require_loss_inputs
 from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.methods import Method
 
 # A ratio above 1 would let a foreign response outweigh an own one.
 FOREIGN_CEILING = 1.0
@@ -132,6 +133,18 @@ def foreign_term(
     return Terms(objective, now * damping * ~(below | above), now, below, above)
 
 
+def plug_in_term(method: Method, learner: Tensor, sampler: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:
+    """The term of a method with a file of its own in `hacrl_core/methods`; ω plays no part in any of them."""
+    log_s = log_ratio(learner, sampler, config.max_abs_log_ratio)
+    now = log_s.detach().exp()
+    if method.foreign is None:
+        nothing = torch.zeros_like(now)
+        return Terms(learner * 0, nothing, now, torch.ones_like(now, dtype=torch.bool), nothing.bool())
+    objective, weight = method.foreign(learner, log_s, advantage)
+    # Without weight a response teaches nothing, as if clipped at the end where its ratio lies.
+    return Terms(objective, weight, now, (weight == 0) & (now < 1), (weight == 0) & (now >= 1))
+
+
 # -------------------- The loss of a minibatch -----------------------------------------------------
 
 
@@ -145,12 +158,15 @@ def response_terms(
     update_index: int,
     config: HacpoConfig,
 ) -> Terms:
-    """Return the term of every response (or token): own ones by GSPO, foreign ones by HACPO."""
+    """Return the term of every response (or token): own ones by GSPO, foreign ones by HACPO or another method."""
     ratio = torch.exp(log_ratio(learner, sampler, config.max_abs_log_ratio))
     own = own_term(ratio, advantage, config)
     # An own ratio never enters the foreign branch: a power of it could overflow, and inf times a zero gradient is NaN.
     foreign_ratio = torch.where(is_own, torch.ones_like(ratio), ratio)
-    foreign = foreign_term(foreign_ratio, advantage, omega, foreign_window(update_index, config), config)
+    if config.plug_in is None:
+        foreign = foreign_term(foreign_ratio, advantage, omega, foreign_window(update_index, config), config)
+    else:
+        foreign = plug_in_term(config.plug_in, learner, sampler, advantage, config)
     chosen = {
         field.name: torch.where(is_own, getattr(own, field.name), getattr(foreign, field.name))
         for field in fields(Terms)

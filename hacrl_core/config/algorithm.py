@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.errors import ConfigError
+from hacrl_core.methods import METHODS, Method
 
 # exp(80) is still finite in float32; a larger product of unclipped ratios would be inf, and inf * 0 is NaN.
 LARGEST_LOG_WEIGHT = 80.0
@@ -23,9 +24,36 @@ class CreditConfig(StrictConfig):
     capability_aware_advantage: bool = Field(
         default=True, description="Weigh rewards by capability ratio in the baseline. Off: the plain pooled mean."
     )
+    method: Annotated[str, IdentityUnlessDefault] = Field(
+        default="hacpo",
+        description="Where foreign responses get their credit and their term from. hacpo: from the settings here "
+        "(HACPO and its baselines). Else a method of hacrl_core/methods, e.g. topr; hacrl methods lists them.",
+    )
     capability_window: int = Field(
         default=5, ge=1, description="Iterations over which an agent's mean reward is averaged, this one included (K)."
     )
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value != "hacpo" and value not in METHODS:
+            raise ValueError(f"method {value!r} is unknown; use hacpo or one of {', '.join(METHODS)}")
+        return value
+
+    @property
+    def plug_in(self) -> Method | None:
+        """The method's own file; None where the settings here say it all."""
+        return METHODS.get(self.method)
+
+    @property
+    def learns_from_others(self) -> bool:
+        """Whether other agents' responses have a gradient."""
+        return self.share_rollouts and (self.plug_in is None or self.plug_in.foreign is not None)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide a result; a method's version counts with its name."""
+        version = {} if self.plug_in is None else {"method_version": self.plug_in.version}
+        return {**super().identity(), **version}
 
 
 class HacpoConfig(CreditConfig):
@@ -126,6 +154,11 @@ class HacpoConfig(CreditConfig):
                 f"ratio_length {self.ratio_length!r} changes the ratio to the sampler, and this config has none; set "
                 "share_rollouts to true and foreign_treatment to hacpo or sampler_ratio_min, or leave it out"
             )
+        if self.method != "hacpo" and (not self.share_rollouts or self.foreign_treatment != "hacpo"):
+            raise ValueError(
+                f"method {self.method!r} says what becomes of foreign responses; leave share_rollouts and "
+                "foreign_treatment at their defaults"
+            )
         log_weight = (1 + self.alpha) * self.max_abs_log_ratio
         if foreign_hacpo and not self.cross_clip and log_weight > LARGEST_LOG_WEIGHT:
             raise ValueError(
@@ -146,7 +179,7 @@ class HacpoConfig(CreditConfig):
     @property
     def has_window(self) -> bool:
         """Whether foreign responses are clipped to the window of δ."""
-        return self.share_rollouts and self.foreign_treatment == "hacpo" and self.cross_clip
+        return self.share_rollouts and self.foreign_treatment == "hacpo" and self.cross_clip and self.method == "hacpo"
 
     @property
     def credit(self) -> CreditConfig:
@@ -187,6 +220,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "shared_gspo": _SHARED_GSPO,
         "hacpo_calibrated": {"calibrated_share": 0.5},
         "hacpo_pessimistic": {"pessimistic": True},
+        # SAPO trains on local and external rollouts alike, without any correction: naive sharing as own.
+        "sapo": {**_NAIVE, "foreign_treatment": "as_own"},
+        # Methods with a file of their own.
+        **{name: {"method": name} for name in METHODS},
     }
 )
 
