@@ -8,6 +8,7 @@ cannot be had, does the scheduling.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import json
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from tests.chaos.commands import HOOK, ROOT, environment
 from tests.chaos.prepared import prepare
+from tests.patience import patience
 
 WORKERS = 4  # one for each agent, and some for those that die
 STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
@@ -73,7 +75,7 @@ class Zygote:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(60)
+        self._server.wait(patience(60))
 
     def _ask(self, request: dict) -> int | None:
         assert self._server.stdin is not None
@@ -111,6 +113,8 @@ def _become_the_command(request: dict) -> list[str]:
         os.dup2(handle, target)
     os.environ.clear()
     os.environ.update(request["environ"])
+    if "CHAOS_FS_HOME" in os.environ:
+        ctypes.CDLL(None).chaos_read_plan()  # of the library that was loaded before all others
     sys.path += [place for place in os.environ["PYTHONPATH"].split(os.pathsep) if place not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
