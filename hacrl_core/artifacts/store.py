@@ -182,7 +182,7 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(staged, target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
         except OSError:
             if not (target / MANIFEST).exists():
                 raise
@@ -262,9 +262,10 @@ class Store:
         # Measured outputs differ each time.
         restored = first.model_copy(update={"outputs": made.outputs})
         replace_synced(target / MANIFEST, sealed_json(restored))
+        sync_folder(target)
         # Last: until now the artifact counts as collected.
         (target / COLLECTED).unlink()
-        _sync_folder(target)
+        sync_folder(target)
         shutil.rmtree(staged, ignore_errors=True)
         self._manifests[first.key] = (_inode(target / MANIFEST), restored)
         self._verified.add(first.key)
@@ -355,7 +356,8 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk: until then a power cut may take back a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -242,7 +242,11 @@ class Driver:
         self.tally.check(not again, f"campaign {number}: ran again although published: {again}")
         if ran:
             self.tally.restarts.append(ran[0]["at"] - begun)
-        now = look.artifacts(home)
+        try:
+            now = look.artifacts(home)
+        except (OSError, AssertionError) as problem:
+            self.tally.check(False, f"campaign {number}: a published file is damaged or gone: {problem}")
+            return
         changed = [kept.stage for key, kept in known.items() if now.get(key) != kept]
         self.tally.rewritten += len(changed)
         self.tally.check(not changed, f"campaign {number}: published artifacts changed: {changed}")
