@@ -111,10 +111,13 @@ lock: dev  ## Renew the pins in the lock files
 	@$(COMPILE) --extra bench -c requirements-dev.lock pyproject.toml -o requirements-bench.lock
 	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements*.lock  # torch: whichever build the machine has
 
+reference: setup  ## docs/configuration.md again, from the config models
+	@$(BIN)/python -m flows.views.settings > docs/configuration.md
+
 house: dev  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}
 
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean

@@ -5,6 +5,7 @@ status, reports, clean-up and "what changed". A line that cannot be read is skip
 run removes it and records the call again.
 """
 
+import json
 import os
 import threading
 import time
@@ -20,8 +21,8 @@ from flows.home import Home
 from flows.record.lines import Entry as Entry
 from flows.record.lines import entry_of, keep_readable, read_lines, report_unreadable, sealed_line
 from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
-from hacrl_core.artifacts.store import replace_synced
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Identity, changed_fields
 from hacrl_core.errors import ArtifactError, ConfigError
@@ -31,6 +32,8 @@ from stages.spec import Outcome, StageCall, find_stage
 ORIGINS = ("warmstart", "adopt")
 # A power cut takes at most the lines of so long from a record.
 SYNC_SECONDS = 5.0
+# Key of an artifact whose files are gone → key of the one that the campaign uses instead.
+REMADE = "remade.json"
 
 
 class Record:
@@ -53,6 +56,7 @@ class Record:
         try:
             self._before = {entry.label: entry for entry in read_entries(folder)}
             self._written = {label: entry.key for label, entry in self._before.items()}
+            self._remade = _read_remade(folder)
             replace_synced(folder / "config.json", config.model_dump_json(indent=1))
             self._file = _open_to_append(folder / "stages.jsonl")
         except BaseException:
@@ -102,6 +106,16 @@ class Record:
             return ["the artifact of last time is gone or damaged"]
         return changed_fields(old, new)
 
+    def now_at(self, key: str) -> str:
+        """Return the key of the artifact that the campaign uses in place of this one; usually itself."""
+        return self._remade.get(key, key)
+
+    def use_instead(self, key: str, other: str) -> None:
+        """From now on use another artifact in place of one whose files are gone and could not be repeated."""
+        with self._writing:
+            self._remade = {**self._remade, key: other}
+            replace_synced(self.folder / REMADE, json.dumps(self._remade, indent=1))
+
     def entries(self) -> list[Entry]:
         """Return the entries of this run, one for each label."""
         with self._writing:
@@ -145,6 +159,14 @@ def read_entries(folder: Path) -> list[Entry]:
         remedy = "nothing is lost: the next run of the campaign records again what is missing"
         report_unreadable(path, unreadable, remedy)
     return list(latest.values())
+
+
+def _read_remade(folder: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(other) for key, other in json.loads((folder / REMADE).read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        # Without the file the campaign finds its first artifacts again, and makes those that it needs once more.
+        return {}
 
 
 def read_campaign(folder: Path) -> CampaignConfig:
