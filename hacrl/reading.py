@@ -15,7 +15,7 @@ from flows.home import Home as HomeFolder
 from flows.record.history import History, last, read_history, state_of
 from flows.record.record import campaign_folders, find_campaign
 from hacrl_core.artifacts import Store
-from hacrl_core.contracts.tables import SCHEMAS, read_table
+from hacrl_core.contracts.tables import NEWEST, SCHEMAS, TableSchema, read_table
 from hacrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Campaign:
             raise ConfigError(f"table {name!r}: there is none of that name; choose one of {', '.join(_STAGE_OF)}")
         for found in self.history.stages(_STAGE_OF[name], agent, benchmark):
             if found.entry.iteration == iteration:
-                return read_table(self._folder(found.entry.stage, found.entry.key) / f"{name}.parquet", SCHEMAS[name])
+                return read_table(self._folder(found.entry.stage, found.entry.key) / f"{name}.parquet", _schema(name))
         raise ConfigError(
             f"table {name} of {agent or 'the campaign'} in iteration {iteration}: not in campaign {self.name}, which "
             f"has {self.iterations} complete iterations, counted from 0"
@@ -188,11 +188,11 @@ class Campaign:
         if iteration is not None and not 0 <= iteration < self.iterations:
             raise ConfigError(f"iteration {iteration}: campaign {self.name} has 0 to {self.iterations - 1}")
         frames = [
-            self._labelled(read_table(self._folder(e.stage, e.key) / f"{name}.parquet", SCHEMAS[name]), name, e)
+            self._labelled(read_table(self._folder(e.stage, e.key) / f"{name}.parquet", _schema(name)), name, e)
             for e in (f.entry for f in self.history.finished)
             if e.stage == _STAGE_OF[name] and agent in (None, e.agent) and iteration in (None, e.iteration)
         ]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=SCHEMAS[name].fields.names)
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_schema(name).fields.names)
 
     def _labelled(self, table: "pa.Table", name: str, entry: Any) -> "pd.DataFrame":
         frame = table.to_pandas()
@@ -248,6 +248,10 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"<agent {self.campaign.name}/{self.name}: {len(self)} versions, last reward {_percent(self.reward)}>"
+
+
+def _schema(name: str) -> TableSchema:
+    return NEWEST.get(name, SCHEMAS[name])
 
 
 def _percent(value: float | None) -> str:
