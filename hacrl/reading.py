@@ -4,7 +4,7 @@ Everything is read from the store and its manifests. Neither Prefect nor MLflow 
 :meth:`Agent.load`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -195,7 +195,7 @@ class Campaign:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_schema(name).fields.names)
 
     def _labelled(self, table: "pa.Table", name: str, entry: Any) -> "pd.DataFrame":
-        frame = table.to_pandas()
+        frame: pd.DataFrame = table.to_pandas()
         owner = {"credit": "learner", "scores": "learner", "capability": "learner", "prompts": ""}.get(name, "agent")
         labels = {"iteration": entry.iteration, owner: entry.agent, "benchmark": entry.variant}
         for place, (label, value) in enumerate((k, v) for k, v in labels.items() if k and v not in (None, "")):
@@ -258,7 +258,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _html(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def _html(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
