@@ -14,7 +14,7 @@ def credit(rewards_PNG: Floats, valid_PNG: Bools, learner: int) -> tuple[Floats,
     """A of own responses over the own group; 1 for a foreign success on a prompt without an own one, else 0."""
     advantages, baseline = own_group(rewards_PNG, valid_PNG, learner)
     solved_PNG = valid_PNG & (rewards_PNG >= 1.0)
-    rescue_P = ~solved_PNG[:, learner].any(axis=1)
+    rescue_P = np.logical_not(np.any(solved_PNG[:, learner], axis=1)).reshape(-1)
     foreign_N = np.arange(rewards_PNG.shape[1]) != learner
     rescued = solved_PNG & rescue_P[:, None, None] & foreign_N[None, :, None]
     return np.where(rescued, 1.0, advantages), baseline
