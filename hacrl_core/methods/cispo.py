@@ -1,16 +1,11 @@
 """CISPO with a cap of 1: the ratio weighs the gradient and never stops it."""
 
-from typing import TYPE_CHECKING
-
-from hacrl_core.methods.method import Method, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Method, Tensor, pooled
 
 CAP = 1.0
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """stopgrad(min(s, 1))·A·log π."""
     weight = log_s.detach().exp().clamp(max=CAP)
     return learner * weight * advantage, weight

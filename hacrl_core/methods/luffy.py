@@ -1,16 +1,11 @@
 """LUFFY's policy shaping: unlikely tokens of a teacher teach more than a plain ratio would let them."""
 
-from typing import TYPE_CHECKING
-
-from hacrl_core.methods.method import Method, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Method, Tensor, pooled
 
 GAMMA = 0.1
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """f(π)·A with f(x) = x / (x + γ), whose slope by log π is γ·π / (π + γ)²."""
     probability = learner.exp()
     now = probability.detach()

@@ -7,20 +7,19 @@ methods, so that the config can list methods without torch. Own responses have G
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+# A torch.Tensor. Its name would import torch, which listing methods must not do.
+Tensor = Any
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 # (rewards_PNG, valid_PNG, learner) → advantages_PNG and the baseline of each prompt.
 Credit = Callable[[Floats, Bools, int], tuple[Floats, Floats]]
 # (mean log-prob under the learner, log s, advantage) → the objective, and its slope by the log-prob over the advantage.
-ForeignTerm = Callable[["Tensor", "Tensor", "Tensor"], "tuple[Tensor, Tensor]"]
+ForeignTerm = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,11 @@
 """PRP: the others' rollouts join the group, corrected by the density ratio."""
 
-from typing import TYPE_CHECKING
-
-from hacrl_core.methods.method import Method, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Method, Tensor, pooled
 
 LOW, HIGH = 0.2, 0.28
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """min(s·A, clip(s, 1 − 0.2, 1 + 0.28)·A) with s the ratio to the sampler."""
     s = log_s.exp()
     objective = (s * advantage).minimum(s.clamp(1 - LOW, 1 + HIGH) * advantage)

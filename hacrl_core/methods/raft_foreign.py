@@ -1,14 +1,9 @@
 """RAFT for foreign responses: imitate every success of the others, ignore their failures."""
 
-from typing import TYPE_CHECKING
-
-from hacrl_core.methods.method import Method, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Method, Tensor, pooled
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """max(A, 0)·log π: the weight is 1 whatever the ratio."""
     good = (advantage > 0).to(learner.dtype)
     return learner * good * advantage, good

@@ -1,13 +1,8 @@
 """SGT: where the learner fails a prompt altogether, it imitates the others' verified successes."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from hacrl_core.methods.method import Bools, Floats, Method, own_group
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Bools, Floats, Method, Tensor, own_group
 
 
 def credit(rewards_PNG: Floats, valid_PNG: Bools, learner: int) -> tuple[Floats, Floats]:
@@ -20,7 +15,7 @@ def credit(rewards_PNG: Floats, valid_PNG: Bools, learner: int) -> tuple[Floats,
     return np.where(rescued, 1.0, advantages), baseline
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """A·log π: the score direction, whatever the ratio."""
     return learner * advantage, learner.detach() * 0 + 1
 

@@ -1,14 +1,9 @@
 """TOPR: successes are imitated, failures are pushed away only as far as the learner still finds them likely."""
 
-from typing import TYPE_CHECKING
-
-from hacrl_core.methods.method import Method, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hacrl_core.methods.method import Method, Tensor, pooled
 
 
-def foreign(learner: "Tensor", log_s: "Tensor", advantage: "Tensor") -> "tuple[Tensor, Tensor]":
+def foreign(learner: Tensor, log_s: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """A·log π for A ≥ 0, stopgrad(min(s, 1))·A·log π below."""
     good = (advantage >= 0).to(learner.dtype)
     weight = good + (1 - good) * log_s.detach().exp().clamp(max=1.0)
