@@ -16,12 +16,23 @@ PROMPT, RESPONSE, ROWS = 56, 200, 16
 LIMIT = 6 * GIB
 CASES = {
     "generate 16 × 256": {"stage": "generate"},
+    "generate, bfloat16": {"stage": "generate", "dtype": "bfloat16"},
     "score 16 × 256": {"stage": "score"},
+    "score, bf16": {"stage": "score", "autocast": "bf16"},
     "update, default budget": {"stage": "update"},
     "update, budget 2048": {"stage": "update", "token_budget": 2048},
+    "update, bf16": {"stage": "update", "autocast": "bf16"},
     "update, checkpointing": {"stage": "update", "token_budget": 4096, "gradient_checkpointing": True},
+    "update, bf16 and checkpt.": {
+        "stage": "update", "token_budget": 4096, "gradient_checkpointing": True, "autocast": "bf16",
+    },
     "update, LoRA rank 16": {"stage": "update", "lora": {"rank": 16, "alpha": 32}},
-}
+    "update, LoRA, bf16": {"stage": "update", "lora": {"rank": 16, "alpha": 32}, "autocast": "bf16"},
+    "update, LoRA and checkpt.": {
+        "stage": "update", "lora": {"rank": 16, "alpha": 32}, "token_budget": 4096, "gradient_checkpointing": True,
+    },
+    "gradient cosine": {"stage": "update", "cosine": True},
+}  # fmt: skip
 
 
 def main() -> int:
@@ -63,18 +74,19 @@ def measure(case: dict) -> dict:
         num_key_value_heads=3,
         max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=2, pad_token_id=2,
     )  # fmt: skip
-    stage = case.pop("stage")
-    generate = GenerateConfig(max_tokens=RESPONSE, batch_size=ROWS)
+    stage, cosine, dtype = case.pop("stage"), case.pop("cosine", False), case.pop("dtype", "float32")
+    generate = GenerateConfig(max_tokens=RESPONSE, batch_size=ROWS, engine={"kind": "builtin", "dtype": dtype})
     update = UpdateConfig(learning_rate=1e-6, **case)
-    guess = getattr(estimate(shape_of(config), generate, ScoreConfig(), update, PROMPT), stage)
-    model = LlamaForCausalLM(config)
+    score = ScoreConfig(autocast=update.autocast)
+    guess = getattr(estimate(shape_of(config), generate, score, update, PROMPT), stage)
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
     agent = Agent(model, _Tokenizer(), (2,), Path("random"))
     rng = np.random.default_rng(0)
     rows = [tuple(map(int, rng.integers(3, 49152, PROMPT + RESPONSE))) for _ in range(ROWS)]
     sequences = [TrainSequence(row[:PROMPT], row[PROMPT:]) for row in rows]
     peak.begin()
     begun = time.perf_counter()
-    {"generate": _generate, "score": _score, "update": _update}[stage](agent, sequences, update)
+    {"generate": _generate, "score": _score, "update": _cosine if cosine else _update}[stage](agent, sequences, update)
     return {"estimated": guess, "peak": peak.end().host_bytes, "seconds": time.perf_counter() - begun}
 
 
@@ -104,20 +116,33 @@ def _score(agent, sequences, update) -> None:
     from hacrl_core.config.training import ScoreConfig
     from hacrl_core.learning.scoring import score_sequences
 
-    score_sequences(agent, sequences, token_budget=ScoreConfig().token_budget)
+    score_sequences(agent, sequences, token_budget=ScoreConfig().token_budget, autocast=update.autocast)
 
 
-def _update(agent, sequences, update) -> None:
+def _objective(logprobs_BT, mask_BT, rows_B):
+    return -(logprobs_BT * mask_BT).sum() / ROWS, {}
+
+
+def _trainer(agent, update):
     from hacrl_core.learning.sequences import TrainSequence
     from hacrl_core.learning.trainer import Trainer
 
-    def objective(logprobs_BT, mask_BT, rows_B):
-        loss = -(logprobs_BT * mask_BT).sum() / ROWS
-        return loss, {}
-
     trainer = Trainer(agent, update)
-    trainer.step([TrainSequence((3, 4), (5, 6))], objective)  # AdamW's moments are there from the first step on
-    trainer.step(sequences, objective)
+    trainer.step([TrainSequence((3, 4), (5, 6))], _objective)  # AdamW's moments are there from the first step on
+    return trainer
+
+
+def _update(agent, sequences, update) -> None:
+    _trainer(agent, update).step(sequences, _objective)
+
+
+def _cosine(agent, sequences, update) -> None:
+    """What the learner does for the cosine of two gradients: norms of both and of their sum, in the one buffer."""
+    trainer = _trainer(agent, update)
+    half = len(sequences) // 2
+    trainer.gradient_norm(sequences[:half], _objective)
+    trainer.gradient_norm(sequences[half:], _objective, add=True)
+    trainer.gradient_norm(sequences[half:], _objective)
 
 
 if __name__ == "__main__":
