@@ -80,3 +80,11 @@ def save(wrapped: Any, model: PreTrainedModel, folder: Path) -> dict[str, Tensor
         for name, layer in _layers(model).items():
             plain[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight("default")
     return plain
+
+
+def merge(wrapped: Any) -> None:
+    """Turn the adapted model back into a plain one with the weights that ``save`` returned."""
+    model = wrapped.merge_and_unload()
+    model.requires_grad_(True)
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        model.__dict__.pop(name, None)
