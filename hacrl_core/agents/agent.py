@@ -39,7 +39,12 @@ class Agent:
     @property
     def context_length(self) -> int:
         """The most positions the model has; practically unlimited where its config names no limit."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
+        return context_length(self.model)
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Return the most positions a model has; practically unlimited where its config names no limit."""
+    return int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
 
 
 def load_agent(
@@ -58,7 +63,7 @@ def load_agent(
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
-    trusted = _trusted(checkpoint, own_code)
+    trusted = is_trusted(checkpoint, own_code)
     try:
         with out_of_memory_explained(checkpoint, f"loading it on {device}", LOADING):
             model = AutoModelForCausalLM.from_pretrained(
@@ -79,7 +84,7 @@ def load_agent(
 
 def load_tokenizer(checkpoint: Path, *, own_code: bool = False) -> Any:
     """Load a checkpoint's tokenizer, and run code of the checkpoint only if ``own_code``."""
-    trusted = _trusted(checkpoint, own_code)
+    trusted = is_trusted(checkpoint, own_code)
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=trusted)
     except (OSError, ValueError) as problem:
@@ -95,7 +100,7 @@ def runs_own_code(checkpoint: Path) -> bool:
     return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
 
 
-def _trusted(checkpoint: Path, own_code: bool) -> bool:
+def is_trusted(checkpoint: Path, own_code: bool) -> bool:
     """Say whether the checkpoint's code is to run: a file in a store that somebody else made must not decide that."""
     needed = runs_own_code(checkpoint)
     if needed and not own_code:
