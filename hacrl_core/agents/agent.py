@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.agents import Attention
@@ -92,6 +92,24 @@ def load_tokenizer(checkpoint: Path, *, own_code: bool = False) -> Any:
         raise EngineError(
             f"agent {checkpoint}: its tokenizer cannot be loaded ({reason}); the folder needs tokenizer.json"
         ) from problem
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An agent without its weights: it reads and writes text."""
+
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
+
+
+def read_agent(checkpoint: Path, tokenizer: Any, *, own_code: bool = False) -> Reader:
+    """Read the end tokens of a checkpoint as `load_agent` finds them, without loading its weights."""
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=is_trusted(checkpoint, own_code))
+    try:
+        generation = GenerationConfig.from_pretrained(checkpoint)
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
+    return Reader(tokenizer, end_token_ids(str(checkpoint), tokenizer, generation, config))
 
 
 def runs_own_code(checkpoint: Path) -> bool:

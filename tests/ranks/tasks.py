@@ -25,7 +25,9 @@ def sequences(count: int = 24, seed: int = 1, longest: int = 40) -> list[TrainSe
     rng = np.random.default_rng(seed)
     prompts = [tuple(int(i) for i in rng.integers(3, VOCABULARY, rng.integers(4, 12))) for _ in range(count // 3 + 1)]
     return [
-        TrainSequence(prompts[row % len(prompts)], tuple(int(i) for i in rng.integers(3, VOCABULARY, rng.integers(2, longest))))
+        TrainSequence(
+            prompts[row % len(prompts)], tuple(int(i) for i in rng.integers(3, VOCABULARY, rng.integers(2, longest)))
+        )
         for row in range(count)
     ]
 
@@ -112,3 +114,104 @@ def compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
     apart = sum(float((ours[n].double() - theirs[n].double()).pow(2).sum()) for n in ours)
     size = sum(float(theirs[n].double().pow(2).sum()) for n in theirs)
     return (apart / size) ** 0.5
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Raise on one rank; the others wait for it in a collective."""
+
+    problem: Exception
+    at: int
+
+    def __call__(self, rank: Rank) -> None:
+        if rank.index == self.at:
+            raise self.problem
+        rank.barrier()
+
+
+@dataclass(frozen=True)
+class WithoutSharedDisk:
+    """Save as ranks on different machines do: rank 0 gathers."""
+
+    train: Train
+
+    def __call__(self, rank: Rank) -> Any:
+        from hacrl_core.learning.sharded import saving
+
+        before = saving._is_shared
+        saving._is_shared = lambda folder, rank: False  # type: ignore[assignment]
+        try:
+            return self.train(rank)
+        finally:
+            saving._is_shared = before  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class InSmallFiles:
+    """Save as if a file might hold only so many bytes."""
+
+    train: Train
+    size: int
+
+    def __call__(self, rank: Rank) -> Any:
+        from hacrl_core.learning.sharded import saving
+
+        before = saving._FILE_BYTES
+        saving._FILE_BYTES = self.size
+        try:
+            return self.train(rank)
+        finally:
+            saving._FILE_BYTES = before
+
+
+@dataclass(frozen=True)
+class SlicesAreFloat32:
+    """Whether master weights stay float32 under bf16."""
+
+    checkpoint: Path
+    numerics: Numerics
+
+    def __call__(self, rank: Rank) -> bool:
+        agent = load_sharded(rank, self.checkpoint, "digest", self.numerics)
+        return all(p.dtype == torch.float32 for p in agent.model.parameters())
+
+
+@dataclass(frozen=True)
+class MeasureLoading:
+    """Return, for each rank, the bytes of its slices and the most bytes of tensors alive while they were read."""
+
+    checkpoint: Path
+
+    def __call__(self, rank: Rank) -> list[tuple[int, int]]:
+        import gc
+
+        from hacrl_core.learning.sharded import loading
+        from hacrl_core.learning.sharded.policy import Policy, _allocate, shard, skeleton
+
+        def alive() -> int:
+            found = {}
+            for item in gc.get_objects():
+                if type(item) is torch.Tensor and not item.is_meta and item.dtype == torch.float32:
+                    found[item.data_ptr()] = max(found.get(item.data_ptr(), 0), 4 * item.numel())
+            return sum(found.values())
+
+        gc.collect()
+        before = alive()
+        policy = Policy(skeleton(self.checkpoint))
+        shard(policy, rank, Numerics())
+        _allocate(policy, rank.device)
+        peaks = []
+        rows = loading.TensorFiles.rows
+
+        def measured(files: Any, name: str, part: slice) -> torch.Tensor:
+            piece = rows(files, name, part)
+            peaks.append(alive() - before)
+            return piece
+
+        loading.TensorFiles.rows = measured  # type: ignore[method-assign]
+        try:
+            loading.read_slices(policy.model, self.checkpoint, rank)
+        finally:
+            loading.TensorFiles.rows = rows  # type: ignore[method-assign]
+        held = sum(4 * loading.local(p).numel() for p in policy.model.parameters())
+        return rank.gather((held, max(peaks)))

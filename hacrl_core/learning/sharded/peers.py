@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from hacrl_core.errors import EngineError
 from hacrl_core.learning.sharded.ranks import SILENCE, News, Peer, join, use_loopback
 
 
@@ -49,6 +50,11 @@ def spawn_rank(index: int, count: int, address: str, port: int, device: str) -> 
     """Start a rank as a process on this machine; it ends with this one."""
     import torch
 
+    if device != "cpu" and torch.cuda.device_count() < count:
+        raise EngineError(
+            f"update.ranks {count}: needs as many GPUs, and this process sees {torch.cuda.device_count()}; give the "
+            "agent that many under gpus, or lower update.ranks"
+        )
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     place = (index, count, address, port, device)

@@ -1,7 +1,7 @@
 """A model spread over ranks: body and head as one module, sharded by FSDP2, each rank's slices read from the files."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hacrl_core.agents.agent import context_length, is_trusted
 from hacrl_core.config.agents import Attention
-from hacrl_core.config.training import Autocast, LoraConfig
+from hacrl_core.config.training import Autocast, LoraConfig, UpdateConfig
 from hacrl_core.errors import EngineError
 from hacrl_core.learning.fused import read_head
 from hacrl_core.learning.prefixes import shares_prefixes
@@ -48,6 +48,11 @@ class Numerics:
     attention: Attention = "auto"
     offload: bool = False
     lora: LoraConfig | None = None
+
+
+def numerics_of(update: UpdateConfig, attention: Attention, *, adapters: bool = False) -> Numerics:
+    """Return how an agent with these settings computes; scoring runs merged weights, without adapters."""
+    return Numerics(update.autocast, attention, update.offload == "optimizer", update.lora if adapters else None)
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,30 @@ def load_sharded(
         shared = numerics.autocast == "none" and not numerics.offload and policy(shares_prefixes)
     policy.reshard()  # type: ignore[operator]
     return ShardedAgent(rank, policy, checkpoint, digest, numerics, shared)
+
+
+def agent_of(
+    rank: Rank, checkpoint: Path, digest: str, numerics: Numerics, *, own_code: bool = False, seed: int = 0
+) -> ShardedAgent:
+    """Return the rank's part of a version: the one it has kept, or loaded in its place."""
+    kept = rank.agent
+    if kept is None or (kept.digest, kept.numerics) != (digest, numerics):
+        rank.agent = None  # frees the old slices before the new ones are loaded
+        rank.agent = load_sharded(rank, checkpoint, digest, numerics, own_code=own_code, seed=seed)
+    return rank.agent  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A task: what was trained last is now the version of this digest."""
+
+    checkpoint: Path
+    digest: str
+
+    def __call__(self, rank: Rank) -> None:
+        """Give the kept slices their name."""
+        if rank.agent is not None:
+            rank.agent = replace(rank.agent, checkpoint=self.checkpoint, digest=self.digest)
 
 
 class _ParametersOnMeta(TorchFunctionMode):

@@ -138,8 +138,8 @@ class RankGroup:
         self._open = True
         RankGroup._current = self
         try:
-            with _watching(self._peers, "ready", _START_SECONDS) as watch:
-                watch.wait()
+            with _watching(self._peers, "ready", "ranks") as watch:
+                watch.wait(_START_SECONDS)
             self.rank = join(0, count, self._store, device)
         except BaseException:
             self.close(now=True)
@@ -155,11 +155,11 @@ class RankGroup:
         """The other ranks."""
         return list(self._peers)
 
-    def run(self, task: "Task[Result]", peers_task: "Task[Any] | None" = None) -> Result:
+    def run(self, task: "Task[Result]", peers_task: "Task[Any] | None" = None, *, name: str = "ranks") -> Result:
         """Run a task on every rank at once and return what rank 0 returned.
 
-        ``peers_task`` is what the others run where it is not the same object. After an error the group is closed: the
-        other ranks may wait in a collective that nobody will enter.
+        ``peers_task`` is what the others run where it is not the same object; ``name`` stands in errors. After an error
+        the group is closed: the other ranks may wait in a collective that nobody will enter.
 
         Raises:
             RankDied: a peer is gone; the stage may be retried from its inputs.
@@ -169,7 +169,7 @@ class RankGroup:
         for peer in self._peers:
             peer.send(message)
         try:
-            with _watching(self._peers, "done", None) as watch:
+            with _watching(self._peers, "done", name) as watch:
                 result = task(self.rank)
                 watch.wait()
             return result
@@ -207,6 +207,7 @@ class _Watch:
 
     peers: "list[Peer]"
     wanted: str
+    name: str
     news: dict[int, News] = field(default_factory=dict)
     failed_at: float | None = None
     ended: threading.Event = field(default_factory=threading.Event)
@@ -247,7 +248,9 @@ class _Watch:
         with self.changed:
             while self.failed_at is None and len(self.news) < len(self.peers):
                 if limit is not None and time.monotonic() > limit:
-                    raise EngineError(f"ranks: only {len(self.news)} of {len(self.peers)} came up in {seconds:.0f} s")
+                    raise EngineError(
+                        f"{self.name}: only {len(self.news)} of {len(self.peers)} came up in {seconds:.0f} s"
+                    )
                 self.changed.wait(1.0)
         problem = self.problem()
         if problem is not None:
@@ -263,7 +266,7 @@ class _Watch:
         index, worst = min(bad, key=lambda found: _weight(found[1]))
         if isinstance(worst.value, HacrlError):
             return worst.value
-        who = f"rank {index} of {len(self.peers) + 1}"
+        who = f"{self.name}: rank {index} of {len(self.peers) + 1}"
         if worst.kind == "died":
             return RankDied(f"{who} died ({worst.value}); if memory ran out, lower token_budget or use more ranks")
         return RankDied(f"{who} failed: {type(worst.value).__name__}: {worst.value}")
@@ -279,9 +282,9 @@ def _weight(news: News) -> int:
 
 
 @contextlib.contextmanager
-def _watching(peers: "list[Peer]", wanted: str, seconds: float | None) -> Iterator[_Watch]:
+def _watching(peers: "list[Peer]", wanted: str, name: str) -> Iterator[_Watch]:
     """Watch the peers inside; a failure of theirs explains an error of ours that is none of the project's own."""
-    watch = _Watch(peers, wanted)
+    watch = _Watch(peers, wanted, name)
     thread = threading.Thread(target=watch.loop, name="rank watch", daemon=True)
     thread.start()
     try:

@@ -136,6 +136,15 @@ class ShardedTrainer:
                 moments[f"{moment}/{name}"] = state[moment] if state else torch.zeros_like(parameter)
         save_version(self.agent, folder, moments, self.updates, self.config.files_of_state)
 
+    def trained(self) -> ShardedAgent | None:
+        """Return the agent, whose version has no digest yet; None where it is not what ``save`` wrote (LoRA).
+
+        The trainer's memory is freed, so it cannot be used afterwards.
+        """
+        self._forget_gradient()
+        self._optimizer.state.clear()
+        return replace(self.agent, digest="") if self.config.lora is None else None
+
     def peak_memory_bytes(self) -> int:
         """Return the largest peak of the ranks: of the process (CPU) or of the device's allocator (CUDA)."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
