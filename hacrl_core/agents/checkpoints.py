@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hacrl_core.agents.agent import AGENT_FILE, Agent, runs_own_code
+from hacrl_core.artifacts.files import HashedFile, hashed_file
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
@@ -179,7 +180,7 @@ def _surroundings(checkpoint: Path) -> dict[str, bytes]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file with the bytes of ``safetensors.torch.save_file``, in small pieces.
+    """Write a safetensors file with the bytes of ``safetensors.torch.save_file``, in small pieces, hashed meanwhile.
 
     Float32 tensors are streamed, so that no second copy of a model is in memory; others are left to the library.
     """
@@ -187,13 +188,13 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
         return
     names = sorted(tensors)
-    with path.open("wb") as file:
+    with hashed_file(path) as file:
         file.write(tensors_head({name: tuple(tensors[name].shape) for name in names}, metadata))
         for name in names:
             write_numbers(file, tensors[name])
 
 
-def write_numbers(file: BinaryIO, tensor: Tensor) -> None:
+def write_numbers(file: BinaryIO | HashedFile, tensor: Tensor) -> None:
     """Write a float32 tensor's bytes at the file's place, in small pieces."""
     content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     for start in range(0, len(content), _PIECE):
