@@ -57,10 +57,13 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks"
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks"
+
+test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
+	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
@@ -94,6 +97,9 @@ bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 	@$(BIN)/python benchmarks/update.py
 
+bench-ranks: setup  ## Two gloo ranks against one process on the same updates
+	@$(BIN)/python benchmarks/ranks.py
+
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
@@ -123,4 +129,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-ranks test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-ranks bench-generate bench-verify lock reference house clean

@@ -4,6 +4,7 @@ It joins the algorithm's objective with the trainer, which knows no algorithm.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,12 +15,31 @@ from hacrl_core.algorithm.hacpo import foreign_window, length_factors
 from hacrl_core.algorithm.minibatches import Minibatch, Response, minibatches
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.config.training import UpdateConfig
 from hacrl_core.errors import DivergenceError
 from hacrl_core.learning.sequences import TrainSequence, plan_rows
-from hacrl_core.learning.trainer import StepResult, Trainer
+from hacrl_core.learning.trainer import StepResult
 from hacrl_core.seeding import derive_rng
 
 Metrics = dict[str, float]
+
+
+class Steps(Protocol):
+    """What the learner needs of a trainer: that of one process, or that of several ranks."""
+
+    config: UpdateConfig
+
+    def step(self, sequences: Sequence[TrainSequence], objective: Objective) -> StepResult:
+        """Make one optimizer step on a minibatch."""
+
+    def gradient_norm(self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False) -> float:
+        """Return the norm of a gradient, or of its sum with that of the call before; nothing is updated."""
+
+    def is_finite(self) -> bool:
+        """Whether every weight and every moment is a number."""
+
+    def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective, steps: int) -> bool:
+        """Whether loss and gradient are finite under the weights of now, ``steps`` updates later than they were."""
 
 
 class Learner:
@@ -27,7 +47,7 @@ class Learner:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Steps,
         algorithm: HacpoConfig,
         *,
         name: str,

@@ -8,10 +8,10 @@ import torch
 
 from hacrl_core.agents.agent import Agent
 from hacrl_core.agents.out_of_memory import out_of_memory_explained
-from hacrl_core.config.training import Autocast
+from hacrl_core.config.training import Autocast, HeadPrecision
 from hacrl_core.learning.fused import fused_pass, plan_chunks, read_head
 from hacrl_core.learning.prefixes import response_states, shares_prefixes
-from hacrl_core.learning.sequences import TrainSequence, check_sequences, microbatches
+from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
 
 
 @torch.no_grad()
@@ -23,6 +23,7 @@ def score_sequences(
     temperature: float = 1.0,
     autocast: Autocast = "none",
     max_logits_mb: int = 256,
+    head_precision: HeadPrecision = "fp32",
 ) -> list[npt.NDArray[np.float32]]:
     """Log-prob of every response token under the agent, in the order of ``sequences``.
 
@@ -32,7 +33,6 @@ def score_sequences(
     check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=agent.context_length)
     device = agent.device
     agent.model.eval()
-    scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
     shared = autocast == "none" and shares_prefixes(agent.model)
     doing, remedy = f"scoring on {device}", "lower score.token_budget or score.max_logits_mb"
     batches = microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared)
@@ -43,13 +43,26 @@ def score_sequences(
                 hidden_RH = response_states(agent.model, batch)
             chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=device)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
-            outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
+            outcome = fused_pass(
+                hidden_RH,
+                head,
+                targets_R,
+                batch.lengths,
+                targets_R,
+                chunks,
+                temperature=temperature,
+                precision=head_precision,
+            )
         found.append(outcome.logprobs_R.float())
+    scored = by_row(batches, found)
+    return [scored[row] for row in range(len(sequences))]
+
+
+def by_row(batches: Sequence[Microbatch], found: Sequence[torch.Tensor]) -> dict[int, npt.NDArray[np.float32]]:
+    """Return the log-probs of each row of some microbatches, copied at the end: a GPU does not wait in between."""
     if not found:
-        return scores
-    flat = torch.cat(found).cpu().numpy()  # copied at the end: a GPU does not wait in between
+        return {}
+    flat = torch.cat(list(found)).cpu().numpy()
     ends = np.cumsum([length for batch in batches for length in batch.lengths])
     rows = np.concatenate([batch.rows_B for batch in batches])
-    for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True):
-        scores[row] = flat[start:stop].copy()
-    return scores
+    return {int(row): flat[start:stop].copy() for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True)}

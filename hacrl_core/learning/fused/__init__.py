@@ -9,6 +9,7 @@ from hacrl_core.learning.fused.linear_loss import (
     chunk_rows,
     fused_linear_loss,
     fused_pass,
+    loss_node,
     plan_chunks,
 )
 from hacrl_core.learning.fused.rowwise import kernel_metrics
@@ -24,6 +25,7 @@ __all__ = [
     "fused_pass",
     "hidden_states",
     "kernel_metrics",
+    "loss_node",
     "plan_chunks",
     "read_head",
 ]

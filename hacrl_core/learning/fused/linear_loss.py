@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hacrl_core.config.training import HeadPrecision
 from hacrl_core.learning.fused.head import Head
 from hacrl_core.learning.fused.rowwise import negative_gradient_
 
@@ -112,14 +113,14 @@ def chunk_rows(vocabulary: int, *, on_gpu: bool) -> int:
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Float32 products on CUDA without TF32, whatever the process allows elsewhere.
+def head_products(precision: HeadPrecision = "fp32") -> Iterator[None]:
+    """The head's products on CUDA: exact float32, or TF32 where asked for, whatever the process allows elsewhere.
 
-    TF32 keeps 10 bits of a factor: log-probs would be off by more than GSPO's window of 3e-4.
+    TF32 keeps 10 bits of a factor: log-probs are off by more than GSPO's window of 3e-4, alike in score and update.
     """
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
-    settings.fp32_precision = "ieee"
+    settings.fp32_precision = "tf32" if precision == "tf32" else "ieee"
     try:
         yield
     finally:
@@ -127,7 +128,6 @@ def exact_products() -> Iterator[None]:
 
 
 @torch.no_grad()
-@exact_products()
 def fused_pass(
     hidden_RH: Tensor,
     head: Head,
@@ -140,6 +140,7 @@ def fused_pass(
     objective: Objective | None = None,
     gradients: Gradients | None = None,
     entropy: bool = False,
+    precision: HeadPrecision = "fp32",
 ) -> Outcome:
     """Return the targets' log-probs; with an objective also its loss, whose gradients go into ``gradients``.
 
@@ -149,20 +150,21 @@ def fused_pass(
     products = _Products(hidden_RH.to(dtype), head, targets_R, temperature, chunks, entropy)
     layout = None if objective is None else _Layout.of(lengths, rows_B, chunks, hidden_RH.device)
     outcome = Outcome(products.logprobs_R, products.entropies_R, hidden_RH.new_zeros((), dtype=dtype))
-    for chunk in chunks:
-        for piece in chunk.pieces:
-            products.forward(piece)
-        if objective is None or layout is None:
-            continue
-        coefficients = _apply_objective(objective, outcome, chunk, layout, wanted=gradients is not None)
-        if gradients is None or coefficients is None:
-            continue
-        outcome.has_gradient = True
-        for piece in reversed(chunk.pieces):
-            if piece is not chunk.pieces[-1]:
+    with head_products(precision):
+        for chunk in chunks:
+            for piece in chunk.pieces:
                 products.forward(piece)
-            here = slice(piece.start - chunk.tokens.start, piece.stop - chunk.tokens.start)
-            products.backward(piece, coefficients[here], gradients)
+            if objective is None or layout is None:
+                continue
+            coefficients = _apply_objective(objective, outcome, chunk, layout, wanted=gradients is not None)
+            if gradients is None or coefficients is None:
+                continue
+            outcome.has_gradient = True
+            for piece in reversed(chunk.pieces):
+                if piece is not chunk.pieces[-1]:
+                    products.forward(piece)
+                here = slice(piece.start - chunk.tokens.start, piece.stop - chunk.tokens.start)
+                products.backward(piece, coefficients[here], gradients)
     return outcome
 
 
@@ -342,5 +344,10 @@ def fused_linear_loss(
             gradients=gradients,
         ).loss
 
+    return loss_node(hidden_RH, head, run)
+
+
+def loss_node(hidden_RH: Tensor, head: Head, run: Callable[..., Tensor]) -> Tensor:
+    """Make a node of autograd of ``run(hidden, weight, bias, gradients)``, which fills gradients and returns a loss."""
     loss: Tensor = _FusedLoss.apply(hidden_RH, head.weight_VH, head.bias_V, run)  # type: ignore[no-untyped-call]
     return loss
