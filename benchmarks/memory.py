@@ -6,13 +6,14 @@ token budget.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 GIB = 1 << 30
-PROMPT, RESPONSE, ROWS = 56, 200, 16
+PROMPT, RESPONSE, ROWS = 56, 200, int(os.environ.get("ROWS", "16"))
 LIMIT = 6 * GIB
 CASES = {
     "generate 16 × 256": {"stage": "generate"},

@@ -1,5 +1,6 @@
 """LoRA through peft (imported only when asked for): attach, and save both the adapter and the merged weights."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +99,7 @@ def write_adapter(adapter: dict[str, Tensor], settings: Any, folder: Path) -> No
     file = adapter_file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(adapter, file, metadata={"format": "pt"})
-    settings.save_pretrained(file.parent)
+    # Where the base was read from is no part of an artifact's content.
+    plain = copy.copy(settings)
+    plain.base_model_name_or_path = None
+    plain.save_pretrained(file.parent)

@@ -12,16 +12,16 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
     score     4·N + one layer at a time + hidden states and logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
     bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph
-    ranks     weights, gradient and moments / R; gathered on each rank: the float32 group of embeddings and head with its
-              gradient, and two layers with one layer's gradient
+    ranks     weights, gradient and moments / R; gathered on each rank: the float32 group of embeddings and head with
+              its gradient, and two layers with one layer's gradient
     offload   slices, gradient and moments are in the host's memory
 
-Activations of a token and layer, in bytes: float32 4·(6·H + 5·Q + 4·I). Under bf16 the residual stream and what the norms
-keep stay float32, so it is 20·H + 10·Q + 8·I. With gradient checkpointing every layer keeps its float32 input, 4·H, and
-one layer the rest.
+Activations of a token and layer, in bytes: float32 4·(6·H + 5·Q + 4·I). Under bf16 the residual stream and what the
+norms keep stay float32, so it is 20·H + 10·Q + 8·I. With gradient checkpointing every layer keeps its float32 input,
+4·H, and one layer the rest.
 
-The gradient cosine adds nothing: it passes every gradient through the one buffer and keeps norms only. ``tokens`` is the
-fullest microbatch that token_budget and the longest sequence allow.
+The gradient cosine adds nothing: it passes every gradient through the one buffer and keeps norms only. ``tokens`` is
+the fullest microbatch that token_budget and the longest sequence allow.
 """
 
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def estimate(
 
     For prompts of up to ``prompt_tokens``; responses count with their limit.
     """
-    length = min(prompt_tokens + generate.max_tokens, shape.context)
+    length = _longest(shape, generate, prompt_tokens)
     logits = _logit_bytes(shape, generate.max_tokens, update.max_logits_mb, on_gpu=on_gpu)
     scored, updated = _tokens(score.token_budget, length), _tokens(update.token_budget, length)
     half = update.autocast == "bf16"
@@ -90,17 +90,18 @@ def beside(
     """
     engine = generate.engine
     whole = 4 * shape.parameters // update.ranks
-    stays = 0
+    stays = cache = 0
     if isinstance(engine, VllmEngineConfig):
-        if total and engine.keep is True:
-            stays = int(engine.memory_share * total)
-        elif total and engine.keep == "sleep":
-            stays = ASLEEP_BYTES
+        share = int(engine.memory_share * total)
+        # On a GPU it fills its share, whatever the model needs.
+        cache = max(0, share - _sampling_bytes(shape, generate, _longest(shape, generate, 0))) if total else 0
+        stays = {True: share, False: 0, "sleep": ASLEEP_BYTES}[engine.keep] if total else 0
     elif engine.keep:
         stays = _BYTES[engine.dtype] * shape.parameters
-    # On the CPU the first version stays beside the newest one; a GPU keeps it where there is room.
-    first = whole if has_reference and not total else 0
-    return Estimate(generate=whole + first, score=stays + first, update=stays + first)
+    # The first version stays beside the newest one on the CPU and on several ranks; one GPU keeps it if it has room.
+    first = whole if has_reference and (not total or update.ranks > 1) and update.offload == "none" else 0
+    warm = 0 if update.offload != "none" else whole
+    return Estimate(generate=cache + warm + first, score=stays + first, update=stays + first)
 
 
 def together(alone: Estimate, other: Estimate) -> Estimate:
@@ -187,6 +188,10 @@ def _sampling_bytes(shape: Shape, generate: GenerateConfig, length: int) -> int:
         return whole // engine.tensor_parallel_size + ENGINE_BYTES
     slots = generate.batch_size * (-(-length // 16) * 16)
     return size * shape.parameters + slots * slot * 3 // 2 + 3 * generate.batch_size * shape.vocabulary * 4
+
+
+def _longest(shape: Shape, generate: GenerateConfig, prompt_tokens: int) -> int:
+    return min(prompt_tokens + generate.max_tokens, shape.context)
 
 
 def _tokens(budget: int, length: int) -> int:

@@ -5,6 +5,7 @@ tail. What a dead replica had not finished goes back into the queue; what it had
 """
 
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -21,6 +22,9 @@ from hacrl_core.generation.vllm.process import WorkerDied
 from hacrl_core.generation.vllm.proof import Expected
 
 logger = logging.getLogger(__name__)
+
+# A replica holds at most this part of an even share at a time. The rest is taken by whoever is done first.
+HELD_SHARE = 0.75
 
 T = TypeVar("T")
 
@@ -174,9 +178,10 @@ class ReplicaBackend:
     ) -> None:
         """Keep one worker busy until every response of the call is there."""
         held: dict[str, GenerationRequest] = {}
+        most = min(self._config.max_sequences, math.ceil(HELD_SHARE * len(queue.requests) / len(self._workers)))
 
         def refill() -> None:
-            more = queue.take(self._config.max_sequences - len(held), idle=not held)
+            more = queue.take(most - len(held), idle=not held)
             if more:
                 held.update({request.request_id: request for request in more})
                 worker.add_requests(more)

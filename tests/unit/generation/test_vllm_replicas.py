@@ -100,6 +100,11 @@ def test_a_slow_replica_takes_fewer_prompts(backend):
     assert slow < fast / 2
 
 
+def test_nobody_takes_everything_at_once(backend):
+    sample(backend(WELL, WELL, most=1000))
+    assert all(len(toy.written) > len(REQUESTS) / 4 for toy in Toy.made)
+
+
 def test_the_samples_of_a_prompt_stay_together(backend):
     sample(backend(WELL, WELL))
     owners = {}

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -380,12 +381,13 @@ def test_a_minibatch_without_signal_steps_exactly_as_if_computed():
     ids=["plain", "checkpointing", "lora", "both"],
 )
 def test_what_was_trained_goes_on_exactly_as_what_was_saved(tmp_path, settings):
-    """The next stages take the agent from memory: bits, flags and the update after next must be those of the file."""
+    """The next stages take the agent from memory: bits, flags and the next update must be those of the file."""
     objective = sequence_objective(ADVANTAGE, OLD)
     trainer = Trainer(tiny_agent(tied=True), config(**settings), seed=3)
     trainer.step(SEQUENCES, objective)
     trainer.save(tmp_path / "one")
-    kept, loaded = trainer.trained(), load_agent(tmp_path / "one")
+    loaded = load_agent(tmp_path / "one")
+    kept = replace(trainer.trained(), tokenizer=loaded.tokenizer)  # as WarmModels.keep_agent does
     ours, theirs = kept.model.state_dict(), loaded.model.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -399,5 +401,6 @@ def test_what_was_trained_goes_on_exactly_as_what_was_saved(tmp_path, settings):
         again = Trainer(agent, config(**settings), optimizer_state=tmp_path / "one", seed=3)
         again.step(SEQUENCES, objective)
         again.save(tmp_path / f"two{number}")
-        saved.append(digests(tmp_path / f"two{number}"))
+        files = digests(tmp_path / f"two{number}")
+        saved.append({name: digest for name, digest in files.items() if not name.startswith("tokenizer")})
     assert saved[0] == saved[1]
