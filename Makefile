@@ -57,16 +57,23 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks and not cluster"
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster"
 
 test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
 	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
+
+# Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
+NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --
+
+test-cluster: dev  ## Stages on Ray's fake cluster of three nodes: equal digests, kills of everything (KILLS=50)
+	@$(NAMESPACE) $(BIN)/pytest -m cluster tests/cluster -s
+	@$(NAMESPACE) $(BIN)/python -m tests.cluster.kills --kills $${KILLS:-50}
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -112,6 +119,9 @@ plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: co
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
+bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-135M against transformers' generate
+	@$(BIN)/python benchmarks/generate_real.py
+
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
@@ -132,4 +142,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-ranks test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-ranks bench-generate bench-verify lock reference house clean
+.PHONY: help bench-ranks test-ranks setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean

@@ -18,6 +18,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, verify_batch
 from stages.spec import Context
 
@@ -64,7 +65,7 @@ def generate_resumable(
         asked = "" if path is None else digest_of([vars(request) for request in shard])
         rows = None if path is None else read_shard(path, asked)
         if rows is None:
-            report = _sampling_progress(context, len(results), len(requests))
+            report = _sampling_progress(context, len(results), len(requests), len(shard) * config.max_tokens)
             done = engine.generate(agent.path, agent.digest, shard, params, report)
             if path is not None:
                 write_shard(path, asked, [vars(row) for row in done])
@@ -82,6 +83,7 @@ def verify_resumable(
     config: VerifyConfig,
     context: Context,
     *,
+    problems: Sequence[Problem] | None = None,
     truncated: Sequence[bool] | None = None,
     token_counts: Sequence[int] | None = None,
 ) -> list[Verdict]:
@@ -99,6 +101,7 @@ def verify_resumable(
             [responses[i] for i in part],
             [golds[i] for i in part],
             config,
+            problems=None if problems is None else [problems[i] for i in part],
             token_counts=None if token_counts is None else [token_counts[i] for i in part],
             truncated=None if truncated is None else [truncated[i] for i in part],
             on_progress=_verification_progress(context, len(found), len(responses)),
@@ -153,7 +156,8 @@ def _verdicts_on_disk(folder: Path | None, asked: Sequence[str]) -> dict[int, Ve
     for path in sorted(folder.glob("verdicts-*.json")) if folder is not None else ():
         for index, question, row in read_shard(path, "verdicts") or ():
             if index < len(asked) and asked[index] == question:
-                found[index] = Verdict(**{**row, "verdict": VerdictKind(row["verdict"])})
+                known = {name: _frozen(value) for name, value in row.items()}
+                found[index] = Verdict(**{**known, "verdict": VerdictKind(row["verdict"])})
     return found
 
 
@@ -163,13 +167,16 @@ def _save_verdicts(folder: Path, asked: Sequence[str], verdicts: dict[int, Verdi
         write_shard(folder / f"verdicts-{rows[0][0]:07d}.json", "verdicts", rows)
 
 
-def _sampling_progress(context: Context, before: int, total: int) -> Callable[[int, int], None]:
-    """Report responses done and the speed of this shard."""
+def _sampling_progress(context: Context, before: int, total: int, most: int) -> Callable[[int, int], None]:
+    """Report responses done, tokens written and the speed of this shard, of which it may write ``most`` at the most.
+
+    Responses may all end late: until the first one does, only its tokens show that anything happens.
+    """
     begun = time.perf_counter()
 
     def report(done: int, tokens: int) -> None:
         speed = tokens / max(time.perf_counter() - begun, 1e-9)
-        context.progress(before + done, total, f"{speed:,.0f} tokens/s")
+        context.progress(before + done, total, f"{tokens:,} of at most {most:,} tokens, {speed:,.0f} tokens/s")
 
     return report
 

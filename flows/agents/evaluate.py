@@ -37,9 +37,12 @@ from flows.run.session import open_session
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification.verifiers import verifier_source
+from hacrl_core.verification.verifiers import resolve_verifier, verifier_source
 from stages.evaluate import EvaluateSlice
 from stages.spec import Context, Handle, Outcome, StageCall
+
+# Without a terminal: a line at least so often while responses are sampled or checked.
+_QUIET_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def evaluate_agent(
 
 
 def _evaluate_call(subject: Subject, benchmark: BenchmarkConfig, changes: Changes) -> StageCall:
-    verify = change_verification(subject.verify, changes)
+    verify = change_verification(resolve_verifier(subject.verify, benchmark.problems, benchmark=True), changes)
     config = EvaluateSlice(
         benchmark=benchmark,
         content_digest=problems_digest(benchmark),
@@ -120,13 +123,17 @@ def _inline_session(store: Store, listener: "_EvaluationListener", subject: Subj
 
 
 class _EvaluationListener(Listener):
-    """Shows a bar in a terminal while a stage runs; elsewhere a line for each quarter of its responses."""
+    """Shows a bar in a terminal while a stage runs; elsewhere a line for each quarter of its responses.
+
+    Between quarters there is a line every half minute, because no response may end for long while tokens are written.
+    """
 
     def __init__(self, console: Console) -> None:
         self.ran = False
         self._console = console
         self._doing = ""
         self._quarters: set[int] = set()
+        self._told = 0.0
         self._bars: Progress | None = None
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
@@ -147,8 +154,9 @@ class _EvaluationListener(Listener):
         quarter = 4 * done // max(total, 1)
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=done, total=total, note=note)
-        elif quarter not in self._quarters:
+        elif quarter not in self._quarters or time.monotonic() - self._told > _QUIET_SECONDS:
             self._quarters.add(quarter)
+            self._told = time.monotonic()
             self._console.print(f"{self._doing}: {done}/{total} responses, {note}", highlight=False)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:

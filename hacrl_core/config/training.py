@@ -92,8 +92,8 @@ class UpdateConfig(StrictConfig):
     lora: LoraConfig | None = Field(None, description="Train adapters only; none trains every weight.")
     head_precision: Annotated[HeadPrecision, IdentityUnlessDefault] = Field(
         "fp32",
-        description="The head's products on CUDA, in score and update alike: fp32 is exact, tf32 several times faster "
-        "and off by about 1e-3 per log-prob.",
+        description="The head's products on CUDA, in score and update alike: fp32 is exact; tf32 uses tensor cores and "
+        "keeps 10 bits of each factor.",
     )
     ranks: Annotated[PositiveInt, IdentityUnlessDefault] = Field(
         1,

@@ -11,7 +11,7 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
                         takes what memory_share leaves and never more
     score     4·N + one layer at a time + hidden states and logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
-    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph
+    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not with LoRA
     ranks     weights, gradient and moments / R; gathered on each rank: the float32 group of embeddings and head with
               its gradient, and two layers with one layer's gradient
     offload   slices, gradient and moments are in the host's memory
@@ -145,7 +145,7 @@ def _held_for_training(shape: Shape, update: UpdateConfig) -> int:
     half, trained = update.autocast == "bf16", trainable(shape, update.lora)
     whole = 4 * shape.parameters + 12 * trained
     if update.ranks == 1:
-        return whole + (2 * shape.body if half else 0)
+        return whole + (2 * shape.body if half and update.lora is None else 0)
     kept = 0 if update.offload != "none" else whole // update.ranks
     gathered = 4 * shape.embeddings + 2 * _layer(shape) * (2 if half else 4)
     gradients = 0 if update.lora else 4 * shape.embeddings + 4 * _layer(shape)
@@ -169,11 +169,22 @@ def _activations(shape: Shape, update: UpdateConfig) -> int:
     if update.autocast == "bf16":
         layer = 20 * shape.hidden + 10 * shape.query + 8 * shape.mlp
     if update.lora is not None:
-        # Each adapter keeps its low-rank product; frozen layers do not keep their input, but the adapter does.
-        layer += 4 * 7 * update.lora.rank
+        layer = _adapted_layer(shape, update.lora, layer, half=update.autocast == "bf16")
     if update.gradient_checkpointing:
         return shape.layers * 4 * shape.hidden + layer
     return shape.layers * layer
+
+
+def _adapted_layer(shape: Shape, lora: LoraConfig, layer: int, *, half: bool) -> int:
+    """Return the bytes of a token in a layer with adapters.
+
+    In bf16 each linear layer keeps a bfloat16 copy of its input, and the merged weight is computed again. In float32
+    one more output of every linear layer stays: found by measuring.
+    """
+    if half:
+        return 26 * shape.hidden + 10 * shape.query + 8 * shape.mlp
+    outputs = 2 * shape.hidden + shape.query + 2 * shape.key + 2 * shape.mlp
+    return layer + 4 * (outputs + 7 * lora.rank)
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------

@@ -53,16 +53,20 @@ def score_sequences(
                 temperature=temperature,
                 precision=head_precision,
             )
-        found.append(outcome.logprobs_R.float())
-    scored = by_row(batches, found)
-    return [scored[row] for row in range(len(sequences))]
+        found.append(outcome.logprobs_R)
+    return by_sequence(batches, found, len(sequences))
 
 
-def by_row(batches: Sequence[Microbatch], found: Sequence[torch.Tensor]) -> dict[int, npt.NDArray[np.float32]]:
-    """Return the log-probs of each row of some microbatches, copied at the end: a GPU does not wait in between."""
-    if not found:
-        return {}
-    flat = torch.cat(list(found)).cpu().numpy()
+def by_sequence(
+    batches: Sequence[Microbatch], logprobs: Sequence[torch.Tensor], sequences: int
+) -> list[npt.NDArray[np.float32]]:
+    """Return the log-probs of microbatches' tokens per sequence, in the order in which the sequences were given."""
+    scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * sequences
+    if not logprobs:
+        return scores
+    flat = torch.cat([part.float() for part in logprobs]).cpu().numpy()  # at the end: a GPU does not wait in between
     ends = np.cumsum([length for batch in batches for length in batch.lengths])
     rows = np.concatenate([batch.rows_B for batch in batches])
-    return {int(row): flat[start:stop].copy() for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True)}
+    for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True):
+        scores[row] = flat[start:stop].copy()
+    return scores

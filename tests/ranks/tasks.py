@@ -215,3 +215,17 @@ class MeasureLoading:
             loading.TensorFiles.rows = rows  # type: ignore[method-assign]
         held = sum(4 * loading.local(p).numel() for p in policy.model.parameters())
         return rank.gather((held, max(peaks)))
+
+
+@dataclass(frozen=True)
+class TrainForEver:
+    """Make steps until somebody ends it; a file says that the first one is done."""
+
+    train: Train
+    begun: Path
+
+    def __call__(self, rank: Rank) -> None:
+        trainer = ShardedTrainer(self.train.agent(rank), self.train.config)
+        while True:
+            trainer.step(self.train.rows, objective(self.train.rows))
+            self.begun.touch()

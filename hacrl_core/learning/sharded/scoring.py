@@ -12,10 +12,11 @@ from hacrl_core.agents.out_of_memory import out_of_memory_explained
 from hacrl_core.config.training import HeadPrecision
 from hacrl_core.learning.fused import fused_pass, plan_chunks, read_head
 from hacrl_core.learning.prefixes import response_states
-from hacrl_core.learning.scoring import by_row
-from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
+from hacrl_core.learning.scoring import by_sequence
+from hacrl_core.learning.sequences import Ints, Microbatch, TrainSequence, check_sequences, microbatches
 from hacrl_core.learning.sharded.dealing import deal
 from hacrl_core.learning.sharded.policy import ShardedAgent, set_checkpointing
+from hacrl_core.learning.sharded.ranks import Rank
 
 
 @torch.no_grad()
@@ -66,6 +67,11 @@ def score_sharded(
         # A rank without rows gathers weights with the others all the same.
         found = [logprobs(batch) for batch in [*batches, *idle * (rounds - len(batches))]]
     agent.policy.reshard()  # type: ignore[operator]
-    own = by_row(batches, found[: len(batches)])
-    scores = {row: values for part in rank.gather(own) for row, values in part.items()}
-    return [scores[row] for row in range(len(sequences))]
+    return all_rows(rank, hand, by_sequence(batches, found[: len(batches)], len(sequences)))
+
+
+def all_rows(rank: Rank, hand: Ints, own: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
+    """Return the log-probs of every row, of which this rank has computed those in its hand."""
+    parts = rank.gather({int(row): own[row] for row in hand})
+    found = {row: values for part in parts for row, values in part.items()}
+    return [found[row] for row in range(len(own))]

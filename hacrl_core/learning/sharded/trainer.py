@@ -31,11 +31,13 @@ from hacrl_core.learning.fused import (
     read_head,
 )
 from hacrl_core.learning.prefixes import attention_of, response_states
-from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
+from hacrl_core.learning.scoring import by_sequence
+from hacrl_core.learning.sequences import Ints, Microbatch, TrainSequence, check_sequences, microbatches
 from hacrl_core.learning.sharded.dealing import deal
 from hacrl_core.learning.sharded.loading import TensorFiles, local, rows_of
 from hacrl_core.learning.sharded.policy import ShardedAgent, set_checkpointing, slices
 from hacrl_core.learning.sharded.saving import save_version
+from hacrl_core.learning.sharded.scoring import all_rows
 from hacrl_core.learning.trainer import FAR, StepResult, exact_norm, mean_entropies
 
 _REMEDY = "lower update.token_budget or update.max_logits_mb, set update.gradient_checkpointing, or use more ranks"
@@ -96,6 +98,19 @@ class ShardedTrainer:
             self._forget_gradient()
         stats = {name: values for name, (_, values) in share.stats.items()}
         return StepResult(share.loss, norm, stats, share.tokens, 1 - share.tokens / max(1, share.padded), finite)
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probs of the response tokens as a `step` on these sequences computes them now.
+
+        Gradients stay enabled, because without them torch may choose another kernel.
+        """
+        hand, batches = self._own_batches(sequences)
+        with out_of_memory_explained(self.agent.checkpoint, f"training on {self._rank.device}", _REMEDY):
+            found = [self._pass(batch, None).logprobs_R.detach() for batch in batches]
+            for idle in self._idle(sequences, len(batches)):
+                self._pass(idle, None)
+        self.agent.policy.reshard()  # type: ignore[operator]
+        return all_rows(self._rank, hand, by_sequence(batches, found, len(sequences)))
 
     def gradient_norm(self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False) -> float:
         """Return the norm of the loss's gradient; with ``add``, of its sum with the gradient of the call before."""
@@ -163,40 +178,46 @@ class ShardedTrainer:
         return math.sqrt(sum(self._rank.gather(float(own))))
 
     def _accumulate(self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False) -> _Share:
-        """Add the gradient of the minibatch to the slices, and return what all ranks together found.
-
-        All ranks run the same number of microbatches. FSDP2 gathers weights in each of them, and a rank that left one
-        out would keep the others waiting: who has run out of rows runs the shortest one with a loss of zero.
-        """
+        """Add the gradient of the minibatch to the slices, and return what all ranks together found."""
         agent = self.agent
-        check_sequences(sequences, vocabulary=agent.vocabulary, context_length=agent.context_length)
+        _, batches = self._own_batches(sequences)
         if not add:
             self._forget_gradient()
-        batches = self._own_batches(sequences)
-        rounds = max(self._rank.gather(len(batches)))
         with out_of_memory_explained(agent.checkpoint, f"training on {self._rank.device}", _REMEDY):
             outcomes = [self._pass(batch, objective) for batch in batches]
-            for _ in range(rounds - len(batches)):
-                shortest = min(sequences, key=lambda s: len(s.prompt_token_ids) + len(s.response_token_ids))
-                self._pass(microbatches([shortest], 1, agent.pad_token_id)[0], _no_loss)
+            for idle in self._idle(sequences, len(batches)):
+                self._pass(idle, _no_loss)
         agent.policy.reshard()  # type: ignore[operator]
         if isinstance(objective, Settles):
             objective.settle()
         return _together(self._rank.gather(self._share(batches, outcomes)), len(sequences))
 
-    def _own_batches(self, sequences: Sequence[TrainSequence]) -> list[Microbatch]:
-        shared = self.agent.shares_prefixes
-        hand = deal(sequences, self._rank.count, whole_prompts=shared)[self._rank.index]
+    def _own_batches(self, sequences: Sequence[TrainSequence]) -> tuple[Ints, list[Microbatch]]:
+        """Return the rows of the minibatch that are this rank's, and their microbatches."""
+        agent = self.agent
+        check_sequences(sequences, vocabulary=agent.vocabulary, context_length=agent.context_length)
+        hand = deal(sequences, self._rank.count, whole_prompts=agent.shares_prefixes)[self._rank.index]
         batches = microbatches(
             [sequences[row] for row in hand],
             self.config.token_budget,
-            self.agent.pad_token_id,
-            share_prefixes=shared,
+            agent.pad_token_id,
+            share_prefixes=agent.shares_prefixes,
         )
-        return [replace(batch, rows_B=hand[batch.rows_B]) for batch in batches]
+        return hand, [replace(batch, rows_B=hand[batch.rows_B]) for batch in batches]
 
-    def _pass(self, batch: Microbatch, objective: Objective) -> Outcome:
-        """Run one microbatch forward and, where gradients are enabled, backward."""
+    def _idle(self, sequences: Sequence[TrainSequence], busy: int) -> list[Microbatch]:
+        """Return what a rank runs that has only so many microbatches, until the last one is done: the shortest row.
+
+        FSDP2 gathers weights in every microbatch, and a rank that left one out would keep the others waiting.
+        """
+        rounds = max(self._rank.gather(busy))
+        if rounds == busy:
+            return []
+        shortest = min(sequences, key=lambda s: len(s.prompt_token_ids) + len(s.response_token_ids))
+        return microbatches([shortest], 1, self.agent.pad_token_id) * (rounds - busy)
+
+    def _pass(self, batch: Microbatch, objective: Objective | None) -> Outcome:
+        """Run one microbatch forward and, with an objective and where gradients are enabled, backward."""
         device = self._rank.device
         targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
         rows_B = torch.from_numpy(batch.rows_B).to(device, non_blocking=True)
@@ -225,12 +246,12 @@ class ShardedTrainer:
                 found.append(outcome)
                 return outcome.loss.clone()
 
-            if not torch.is_grad_enabled():
-                return run(hidden_RH, head.weight_VH, head.bias_V, None)
+            if not torch.is_grad_enabled() or objective is None:
+                return run(hidden_RH.detach(), head.weight_VH, head.bias_V, None)
             return loss_node(hidden_RH, head, run)
 
         loss = self.agent.policy(work)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and objective is not None:
             with attention_of(self.agent.model, batch):
                 loss.backward()
         return found[0]
