@@ -98,6 +98,8 @@ def _sliced(values: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
         parts[at : at + 1] = [slice(None)] * (values.dim() - used)
     axis, tensors = 0, []
     for part in parts:
+        if isinstance(part, list):
+            part = torch.empty(len(part), dtype=torch.int64, device=values.device)
         if part is None:
             values = values.unsqueeze(axis)
         elif isinstance(part, int):
