@@ -95,6 +95,9 @@ chaos: dev  ## Kill campaigns, anywhere, and compare the end with one left alone
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
 
+bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
+	@$(BIN)/python benchmarks/scale.py
+
 bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 	@$(BIN)/python benchmarks/loss.py
 
@@ -130,4 +133,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-scale bench-loss bench-update bench-generate bench-verify lock reference house clean
