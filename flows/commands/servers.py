@@ -107,7 +107,7 @@ def worker(
 ) -> None:
     """Run deployed campaigns on this machine, in its own home, for a Prefect server elsewhere; until Ctrl-C.
 
-    Give all machines the same bucket (HACRL_BUCKET), and deploy with --anywhere: docs/cluster.md.
+    Deploy with --anywhere: docs/cluster.md.
     """
     from flows.servers.join import join_pool
 

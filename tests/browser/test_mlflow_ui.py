@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import patience
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.servers
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
@@ -44,7 +44,7 @@ def server(tracked, browser):
         yield url
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(patience(20))
 
 
 def test_runs_registry_and_rollouts_are_shown(server, browser, tracked, tmp_path):
