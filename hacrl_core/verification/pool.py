@@ -8,6 +8,7 @@ that sleeps.
 
 import atexit
 import contextlib
+import logging
 import os
 import selectors
 import socket
@@ -22,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.errors import ConfigError, VerificationError
-from hacrl_core.verification.sandbox import receive, send, take_message
+from hacrl_core.verification.jail.enter import Jail
+from hacrl_core.verification.jail.layers import Mode, lacking, refusal
+from hacrl_core.verification.jail.own_files import own_files
+from hacrl_core.verification.sandbox import children_of, receive, send, take_message
 from hacrl_core.verification.verdict import VerdictKind
 
 _POLL_SECONDS = 0.02
@@ -52,6 +56,11 @@ class Limits:
     workers: int
     # Further variables that the workers see.
     environment: tuple[str, ...] = ()
+    # None: whatever holds for verifiers, and everything for the programs that they run.
+    sandbox: Mode | None = None
+    # What verifiers may read besides their own folder and the Python installation.
+    read: tuple[str, ...] = ()
+    network: bool = False
 
 
 @dataclass(slots=True)
@@ -90,9 +99,12 @@ def cpu_seconds(pid: int, fallback: float) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else fallback
 
 
-def _runnable(pid: int) -> bool:
-    """Return whether a process runs or waits for a core: a loaded machine is no reason to kill it."""
-    return _stat(pid)[:1] == [b"R"]
+def _runnable(pid: int, seen: set[int]) -> bool:
+    """Return whether a process or one below it runs or waits for a core: a loaded machine is no reason to kill it."""
+    if _stat(pid)[:1] == [b"R"]:
+        return True
+    below = [child for child in children_of(pid) if child not in seen]
+    return any(_runnable(child, {*seen, pid}) for child in below)
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -111,6 +123,8 @@ class Pool:
     workers: list[Worker] = field(default_factory=list)
     memory_mb: int = 0
     environment: tuple[str, ...] = ()
+    sandbox: Mode | None = None
+    jail: Jail = field(default_factory=Jail)
     process: subprocess.Popen[bytes] | None = None
     control: socket.socket | None = None
     deaths: int = 0
@@ -120,9 +134,10 @@ class Pool:
     ) -> None:
         """Work through all groups; every key gets exactly one result."""
         queue = deque(groups)
-        if self.memory_mb != limits.memory_mb:
+        jail = _jail(groups, limits)
+        if (self.memory_mb, self.sandbox, self.jail) != (limits.memory_mb, limits.sandbox, jail):
             self._drop_workers()
-            self.memory_mb = limits.memory_mb
+            self.memory_mb, self.sandbox, self.jail = limits.memory_mb, limits.sandbox, jail
         if self.environment != limits.environment:
             self._drop_workers()
             self._stop()
@@ -205,6 +220,8 @@ class Pool:
     ) -> None:
         group = worker.group
         assert group is not None
+        if "refused" in message:
+            raise ConfigError(f"verifier {group.task!r}: {message['refused']}")
         if "fatal" in message:
             raise ConfigError(f"verifier {group.task!r} cannot be loaded: {message['fatal']}; correct 'verifier'")
         if "ready" in message:
@@ -229,7 +246,7 @@ class Pool:
             if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
                 continue
             used = cpu_seconds(worker.pid, now) - worker.cpu_at
-            asleep = now - worker.since >= limits.wall_seconds and not _runnable(worker.pid)
+            asleep = now - worker.since >= limits.wall_seconds and not _runnable(worker.pid, set())
             if used >= limits.cpu_seconds - _POLL_SECONDS or asleep:
                 self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
 
@@ -274,11 +291,15 @@ class Pool:
                 if self.process is None or self.process.poll() is not None:
                     self._start()
                 assert self.control is not None
-                send(self.control, {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb})
+                request = {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb}
+                send(self.control, {**request, "jail": self.jail.to_json(), "sandbox": self.sandbox})
                 socket.send_fds(self.control, [b"f"], [theirs.fileno()])
                 self.control.settimeout(_START_SECONDS)
                 ours.settimeout(_MESSAGE_SECONDS)
-                return Worker(int(receive(self.control)["pid"]), ours)
+                spawned = receive(self.control)
+                worker = Worker(int(spawned["pid"]), ours)
+                self._check_jail(worker, spawned["layers"])
+                return worker
             except (EOFError, OSError) as error:
                 ours.close()
                 self._drop_workers()
@@ -290,6 +311,20 @@ class Pool:
             finally:
                 theirs.close()
         raise AssertionError("unreachable")
+
+    def _check_jail(self, worker: Worker, layers: dict[str, str]) -> None:
+        """Refuse a worker whose jail does not hold what it has to; say once what is not held otherwise."""
+        missing = [] if self.jail.off else lacking(layers, programs=False, network=self.jail.network)
+        if not missing:
+            return
+        if self.sandbox == "required":
+            worker.connection.close()
+            send(self.control, {"kill": worker.pid}) if self.control is not None else None
+            raise ConfigError(refusal(missing, "verifiers"))
+        global _warned
+        if not _warned:
+            _warned = True
+            logging.getLogger("hacrl").warning("verifiers run with less of a sandbox: nothing holds %s", missing)
 
     def _start(self) -> None:
         self._stop()
@@ -340,6 +375,8 @@ def _is_expected(message: Any, worker: Worker) -> bool:
         return False
     if not worker.ready:
         return "ready" in message or "fatal" in message
+    if "refused" in message:
+        return True
     reward = message.get("reward")
     return (
         message.get("index") == worker.done
@@ -347,6 +384,15 @@ def _is_expected(message: Any, worker: Worker) -> bool:
         and isinstance(message.get("milliseconds"), float)
         and (reward is None or (isinstance(reward, float) and 0 <= reward <= 1))
     )
+
+
+def _jail(groups: Sequence[Group], limits: Limits) -> Jail:
+    """Return the jail of workers that work on these groups."""
+    if limits.sandbox == "off":
+        return Jail(off=True)
+    tasks = dict.fromkeys(group.task for group in groups)
+    read = [str(Path(path).expanduser().resolve()) for path in limits.read]
+    return Jail(read=(*read, *(path for task in tasks for path in own_files(task))), network=limits.network)
 
 
 def _passed_on(further: Sequence[str]) -> dict[str, str]:
@@ -361,6 +407,7 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
 
 
+_warned = False
 _lock = threading.Lock()
 _pool: Pool | None = None
 
