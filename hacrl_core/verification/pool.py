@@ -61,6 +61,8 @@ class Limits:
     # What verifiers may read besides their own folder and the Python installation.
     read: tuple[str, ...] = ()
     network: bool = False
+    # Layers of the sandbox that are left out, for tests.
+    without: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -392,7 +394,8 @@ def _jail(groups: Sequence[Group], limits: Limits) -> Jail:
         return Jail(off=True)
     tasks = dict.fromkeys(group.task for group in groups)
     read = [str(Path(path).expanduser().resolve()) for path in limits.read]
-    return Jail(read=(*read, *(path for task in tasks for path in own_files(task))), network=limits.network)
+    own = [path for task in tasks for path in own_files(task)]
+    return Jail(read=(*read, *own), network=limits.network, without=limits.without)
 
 
 def _passed_on(further: Sequence[str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ _FOR_NETWORK = (
     *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/usr/share/ca-certificates"),
 )
 _TEMPORARY_MB = 64
+_LEFT_OUT = "left out"
 _OF_NAMESPACES = ("namespaces", "private root", "network namespace")
 
 
@@ -38,6 +39,8 @@ class Jail:
     # Files and folders that may be read besides the Python installation.
     read: tuple[str, ...] = ()
     network: bool = False
+    # Layers that are not built, so that a test can show what the others hold alone.
+    without: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the jail as a message to the spawner."""
@@ -46,7 +49,7 @@ class Jail:
     @staticmethod
     def from_json(values: dict[str, Any]) -> "Jail":
         """Read a message of the pool."""
-        return Jail(bool(values["off"]), tuple(values["read"]), bool(values["network"]))
+        return Jail(values["off"], tuple(values["read"]), values["network"], tuple(values["without"]))
 
 
 def python_installation() -> list[str]:
@@ -64,7 +67,7 @@ def fork_jailed(jail: Jail, become_worker: Callable[[dict[str, str]], None]) -> 
     worker and does not return.
     """
     try:
-        return _fork(jail, become_worker, "")
+        return _fork(jail, become_worker, _LEFT_OUT if "namespaces" in jail.without else "")
     except _NoNamespacesError as error:
         # Half a namespace is not to be used: the worker is forked again without.
         return _fork(jail, become_worker, str(error))
@@ -182,6 +185,7 @@ def _lock(jail: Jail, layers: dict[str, str]) -> None:
     """Give up what this process still may do, in the order in which each step is still possible."""
     own_root = layers.get("private root") == ""
     own_pids = layers.get("namespaces") == ""
+    layers.update(dict.fromkeys(jail.without, _LEFT_OUT))
     _attempt(layers, "no other user", _change_user)
     _attempt(layers, "no capabilities", kernel.drop_capabilities)
     _attempt(layers, "no new privileges", kernel.no_new_privileges)
@@ -227,6 +231,8 @@ def _open_to_all(path: str) -> bool:
 
 
 def _attempt(layers: dict[str, str], name: str, step: Callable[[], None]) -> None:
+    if layers.get(name) == _LEFT_OUT:
+        return
     try:
         step()
         layers[name] = ""

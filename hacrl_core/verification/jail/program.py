@@ -266,7 +266,6 @@ _OPERATIONS: dict[str, Any] = {
     "item": lambda subject, key: subject[key],
     "list": lambda subject: [item for item, _ in zip(subject, range(100_000), strict=False)],
     "text": str,
-    "contains": lambda subject, item: item in subject,
 }
 
 
