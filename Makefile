@@ -57,10 +57,10 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not hostile"
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not hostile"
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
@@ -73,6 +73,10 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
+
+.PHONY: test-sandbox bench-sandbox
+test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
+	@$(BIN)/pytest tests/sandbox
 
 flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
@@ -103,6 +107,9 @@ bench-generate: .venv/bench-ready  ## Built-in engine against transformers' gene
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
+
+bench-sandbox: setup  ## Small programs per second in the sandbox, against plain subprocess.run in the same run
+	@$(BIN)/python benchmarks/sandbox.py
 
 lock: dev  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA

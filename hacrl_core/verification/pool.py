@@ -8,7 +8,6 @@ that sleeps.
 
 import atexit
 import contextlib
-import logging
 import os
 import selectors
 import socket
@@ -19,14 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification.jail.enter import Jail
-from hacrl_core.verification.jail.layers import Mode, lacking, refusal
-from hacrl_core.verification.jail.own_files import own_files
-from hacrl_core.verification.sandbox import children_of, receive, send, take_message
+from hacrl_core.verification.jail.layers import Mode, insist
+from hacrl_core.verification.jail.own_files import readable
+from hacrl_core.verification.processes import cpu_seconds, passed_on, python_path, runnable
+from hacrl_core.verification.sandbox import receive, send, take_message
 from hacrl_core.verification.verdict import VerdictKind
 
 _POLL_SECONDS = 0.02
@@ -36,13 +35,6 @@ _DEATHS_IN_A_ROW = 100
 _SPAWNER = (
     "import socket, sys; from hacrl_core.verification.sandbox import run_spawner; "
     "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
-)
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-# What workers see of the environment: nothing in which people keep secrets. A name that ends in _ is a prefix.
-PASSED_ON = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_", "TZ", "TMPDIR", "TMP", "TEMP"),
-    *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
-    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_DEVICES", "HACRL_HOME"),
 )
 
 
@@ -82,6 +74,7 @@ class Worker:
 
     pid: int
     connection: socket.socket
+    layers: dict[str, str] = field(default_factory=dict)
     group: Group | None = None
     ready: bool = False
     done: int = 0
@@ -93,28 +86,6 @@ class Worker:
         """Start the time limit of the next answer."""
         self.since = time.monotonic()
         self.cpu_at = cpu_seconds(self.pid, self.since)
-
-
-def cpu_seconds(pid: int, fallback: float) -> float:
-    """Return the CPU time of a process, user and system; ``fallback`` where the kernel does not tell."""
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else fallback
-
-
-def _runnable(pid: int, seen: set[int]) -> bool:
-    """Return whether a process or one below it runs or waits for a core: a loaded machine is no reason to kill it."""
-    if _stat(pid)[:1] == [b"R"]:
-        return True
-    below = [child for child in children_of(pid) if child not in seen]
-    return any(_runnable(child, {*seen, pid}) for child in below)
-
-
-def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
 
 
 @dataclass
@@ -136,7 +107,7 @@ class Pool:
     ) -> None:
         """Work through all groups; every key gets exactly one result."""
         queue = deque(groups)
-        jail = _jail(groups, limits)
+        jail = _jail([group.task for group in groups], limits)
         if (self.memory_mb, self.sandbox, self.jail) != (limits.memory_mb, limits.sandbox, jail):
             self._drop_workers()
             self.memory_mb, self.sandbox, self.jail = limits.memory_mb, limits.sandbox, jail
@@ -160,7 +131,7 @@ class Pool:
             if worker.group is None:
                 return worker
         if len(self.workers) < min(limits.workers, len([w for w in self.workers if w.group]) + waiting):
-            self.workers.append(self._spawn(preload))
+            self.workers.append(self.spawn_worker(preload))
             return self.workers[-1]
         return None
 
@@ -248,7 +219,7 @@ class Pool:
             if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
                 continue
             used = cpu_seconds(worker.pid, now) - worker.cpu_at
-            asleep = now - worker.since >= limits.wall_seconds and not _runnable(worker.pid, set())
+            asleep = now - worker.since >= limits.wall_seconds and not runnable(worker.pid, set())
             if used >= limits.cpu_seconds - _POLL_SECONDS or asleep:
                 self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
 
@@ -283,7 +254,8 @@ class Pool:
         if done < len(group.keys):
             queue.append(Group(group.keys[done:], group.pairs[done:], group.task, group.options))
 
-    def _spawn(self, preload: str) -> Worker:
+    def spawn_worker(self, preload: str) -> Worker:
+        """Have the spawner fork a worker into its jail; the spawner is started where there is none."""
         self.deaths += 1
         if self.deaths > _DEATHS_IN_A_ROW:
             raise VerificationError(f"{self.deaths} verifier workers died in a row; raise memory_mb ({self.memory_mb})")
@@ -299,9 +271,14 @@ class Pool:
                 self.control.settimeout(_START_SECONDS)
                 ours.settimeout(_MESSAGE_SECONDS)
                 spawned = receive(self.control)
-                worker = Worker(int(spawned["pid"]), ours)
-                self._check_jail(worker, spawned["layers"])
+                worker = Worker(int(spawned["pid"]), ours, spawned["layers"])
+                if not self.jail.off:
+                    insist(worker.layers, self.sandbox, network=self.jail.network)
                 return worker
+            except ConfigError:
+                ours.close()
+                self._stop()
+                raise
             except (EOFError, OSError) as error:
                 ours.close()
                 self._drop_workers()
@@ -314,20 +291,6 @@ class Pool:
                 theirs.close()
         raise AssertionError("unreachable")
 
-    def _check_jail(self, worker: Worker, layers: dict[str, str]) -> None:
-        """Refuse a worker whose jail does not hold what it has to; say once what is not held otherwise."""
-        missing = [] if self.jail.off else lacking(layers, programs=False, network=self.jail.network)
-        if not missing:
-            return
-        if self.sandbox == "required":
-            worker.connection.close()
-            send(self.control, {"kill": worker.pid}) if self.control is not None else None
-            raise ConfigError(refusal(missing, "verifiers"))
-        global _warned
-        if not _warned:
-            _warned = True
-            logging.getLogger("hacrl").warning("verifiers run with less of a sandbox: nothing holds %s", missing)
-
     def _start(self) -> None:
         self._stop()
         self.control, theirs = socket.socketpair()
@@ -336,7 +299,7 @@ class Pool:
                 [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**_passed_on(self.environment), "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+                env={**passed_on(self.environment), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
             )
 
     def _remove(self, worker: Worker) -> None:
@@ -388,29 +351,12 @@ def _is_expected(message: Any, worker: Worker) -> bool:
     )
 
 
-def _jail(groups: Sequence[Group], limits: Limits) -> Jail:
-    """Return the jail of workers that work on these groups."""
+def _jail(tasks: Sequence[str], limits: Limits) -> Jail:
     if limits.sandbox == "off":
         return Jail(off=True)
-    tasks = dict.fromkeys(group.task for group in groups)
-    read = [str(Path(path).expanduser().resolve()) for path in limits.read]
-    own = [path for task in tasks for path in own_files(task)]
-    return Jail(read=(*read, *own), network=limits.network, without=limits.without)
+    return Jail(read=readable(tasks, limits.read), network=limits.network, without=limits.without)
 
 
-def _passed_on(further: Sequence[str]) -> dict[str, str]:
-    """Return the part of the environment that workers see."""
-    prefixes = tuple(name for name in PASSED_ON if name.endswith("_"))
-    known = {*PASSED_ON, *further}
-    return {name: value for name, value in os.environ.items() if name in known or name.startswith(prefixes)}
-
-
-def _python_path() -> str:
-    """Let the spawner find this package also where it is not installed; sys.path itself follows with each request."""
-    return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
-
-
-_warned = False
 _lock = threading.Lock()
 _pool: Pool | None = None
 
@@ -423,6 +369,15 @@ def shared_pool() -> Iterator[Pool]:
         if _pool is None or _pool.owner != os.getpid():
             _pool = Pool()
         yield _pool
+
+
+def try_sandbox() -> dict[str, str]:
+    """Build the sandbox of a worker and return its layers, each with the reason why it is missing, else empty."""
+    trial = Pool(memory_mb=1024, sandbox="best")
+    try:
+        return trial.spawn_worker("").layers
+    finally:
+        trial.close()
 
 
 def close_pool() -> None:

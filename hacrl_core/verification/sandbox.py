@@ -127,6 +127,8 @@ def _spawn(
         control.close()
         _become_worker(connection, request, layers)
 
+    # Counted here: the jail does not show the machine's processes.
+    request["processes"] = processes_of_this_user() if kernel.LINUX else 0
     pid, init, layers = fork_jailed(Jail.from_json(request["jail"]), become_worker)
     children[pid] = init
     connection.close()
@@ -184,11 +186,13 @@ def _become_worker(connection: socket.socket, request: dict[str, Any], layers: d
         _jailed = not request["jail"]["off"]
         os.setsid()
         connection.set_inheritable(False)
-        _limit(request["memory_mb"] << 20, jailed=layers.get("namespaces") == "")
+        own_count = layers.get("namespaces") == ""
+        processes = 0 if own_count else request["processes"]
+        _limit(request["memory_mb"] << 20, processes + (_MORE_PROCESSES_JAILED if own_count else _MORE_PROCESSES))
         # What user code prints must not mix with the caller's output.
         os.dup2(2, 1)
         # Before this process has seen any problem: the programs' processes inherit its memory.
-        client.connect(layers, request["sandbox"])
+        client.connect(layers, request["sandbox"], processes)
         serve(connection)
         code = 0
     except (EOFError, OSError, KeyboardInterrupt):
@@ -197,12 +201,11 @@ def _become_worker(connection: socket.socket, request: dict[str, Any], layers: d
         os._exit(code)
 
 
-def _limit(memory: int, *, jailed: bool) -> None:
+def _limit(memory: int, processes: int) -> None:
     """Limit this process and those it starts: address space, size of a file, number of processes, no core dumps."""
     limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: memory, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
-        more = _MORE_PROCESSES_JAILED if jailed else processes_of_this_user() + _MORE_PROCESSES
-        limits[resource.RLIMIT_NPROC] = more
+        limits[resource.RLIMIT_NPROC] = processes
     for which, limit in limits.items():
         hard = resource.getrlimit(which)[1]
         if hard != resource.RLIM_INFINITY:

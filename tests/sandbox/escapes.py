@@ -44,7 +44,7 @@ def reads(place: Place) -> Iterator[Hostile]:
         yield _escape(f"scan-{name}", f"import glob; assert glob.glob({path!r} + '/*')")
     yield _escape("environment-home", f"assert os.environ['HOME'] == {place.home!r}", outside=False)
     yield _escape("environment-path", f"assert {place.sources!r} in str(dict(os.environ))", outside=False)
-    yield _escape("ptrace-free-stack", "import hacrl_core.verification.code, hacrl_core.seeding", outside=False)
+    yield _escape("import-hacrl", "import hacrl_core.verification.code, hacrl_core.seeding", outside=False)
     yield _escape("read-shadow", "assert open('/etc/shadow').read(1)", outside=False)
     yield _escape("read-kernel-log", "assert open('/dev/kmsg', 'rb', buffering=0).read(1)", outside=False)
     yield _escape("read-disk", "import glob; assert open(glob.glob('/dev/*da')[0], 'rb').read(1)", outside=False)

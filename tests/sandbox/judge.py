@@ -18,12 +18,8 @@ from hacrl_core.verification.jail.client import ProgramLimits
 SECRET = "a-secret-of-the-verifier"
 
 def judge(response, gold):
-    try:
-        row = json.loads(gold)
-        if "answer" in row and "tests" not in row:
-            row = json.loads(row["answer"])
-    except TypeError:
-        row = json.loads(gold.answer)
+    row = json.loads(gold)
+    row = json.loads(row["answer"]) if "answer" in row else row
     limits = ProgramLimits(**row.get("limits", {}))
     tests = read_tests(row["tests"], row.get("entry_point", ""))
     result = judge_program(extract_program(response), tests, limits, **row.get("options", {}))
@@ -41,13 +37,19 @@ def write_verifier(folder: Path) -> str:
     return "sandbox_judge:judge"
 
 
+def _row(problem: dict[str, Any]) -> str:
+    """Return a problem as verify_batch sends it to workers; the verifier reads its answer."""
+    empty: dict[str, Any] = {"id": "", "messages": [], "source": "", "tags": {}, "columns": {}}
+    return json.dumps({**empty, "answer": json.dumps(problem)})
+
+
 def run_programs(
     verifier: str, rows: Sequence[tuple[str, dict[str, Any]]], *, workers: int = 2, **limits: Any
 ) -> list[dict[str, Any]]:
     """Judge (program, problem) pairs; return for each what the worker sent, with the answer's fields beside it."""
     results: dict[int, dict[str, Any]] = {}
     groups = [
-        Group([number], [(json.dumps({"limits": LIMITS, **problem}), program)], verifier, {})
+        Group([number], [(_row({"limits": LIMITS, **problem}), program)], verifier, {})
         for number, (program, problem) in enumerate(rows)
     ]
     chosen = Limits(cpu_seconds=20, wall_seconds=60, memory_mb=1024, workers=workers, **limits)

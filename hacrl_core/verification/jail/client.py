@@ -70,14 +70,17 @@ _zygote: socket.socket | None = None
 _refused = "programs run in a verifier's worker only; call this from verify(response, problem)"
 
 
-def connect(layers: dict[str, str], mode: Mode | None) -> None:
-    """Start this worker's zygote; called once, before the worker has seen any problem."""
+def connect(layers: dict[str, str], mode: Mode | None, processes: int = 0) -> None:
+    """Start this worker's zygote; called once, before the worker has seen any problem.
+
+    ``processes`` is how many the user has that do not belong to the jail, where the kernel counts them together.
+    """
     global _zygote, _refused
     missing = [] if mode in ("off", "best") else layer_rules.lacking(layers, programs=True)
     if missing:
         _refused = layer_rules.refusal(missing, "programs")
         return
-    _zygote = zygote.start(layers, off=mode == "off")
+    _zygote = zygote.start(layers, processes, off=mode == "off")
 
 
 def run_script(source: str, inputs: Sequence[str], limits: ProgramLimits) -> Iterator[Run]:

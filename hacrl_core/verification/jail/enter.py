@@ -186,7 +186,7 @@ def _lock(jail: Jail, layers: dict[str, str]) -> None:
     own_root = layers.get("private root") == ""
     own_pids = layers.get("namespaces") == ""
     layers.update(dict.fromkeys(jail.without, _LEFT_OUT))
-    _attempt(layers, "no other user", _change_user)
+    _attempt(layers, "no other user", lambda: _change_user(jail))
     _attempt(layers, "no capabilities", kernel.drop_capabilities)
     _attempt(layers, "no new privileges", kernel.no_new_privileges)
 
@@ -215,19 +215,24 @@ def _lock(jail: Jail, layers: dict[str, str]) -> None:
     _attempt(layers, "unreadable memory", kernel.undumpable)
 
 
-def _change_user() -> None:
-    """Become nobody, where this process is root and nobody can read the Python installation."""
+def _change_user(jail: Jail) -> None:
+    """Become nobody, where this process is root and nobody can read all that the worker may read."""
     if os.geteuid():
         return
-    for place in (sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(__file__))):
+    for place in (sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(__file__)), *jail.read):
         if not _open_to_all(place):
-            raise OSError(f"{place} can be read by root only")
+            raise OSError(f"only root can read {place}; the worker stays root, without capabilities")
     namespaces.become_nobody()
 
 
 def _open_to_all(path: str) -> bool:
+    """Return whether everybody may read a path and enter the folders on the way to it."""
     parts = path.split("/")
-    return all(os.stat("/".join(parts[:end]) or "/").st_mode & 0o001 for end in range(1, len(parts) + 1))
+    try:
+        on_the_way = ("/".join(parts[:end]) or "/" for end in range(1, len(parts)))
+        return bool(os.stat(path).st_mode & 0o004) and all(os.stat(place).st_mode & 0o001 for place in on_the_way)
+    except FileNotFoundError:
+        return True
 
 
 def _attempt(layers: dict[str, str], name: str, step: Callable[[], None]) -> None:

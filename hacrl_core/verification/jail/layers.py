@@ -1,7 +1,10 @@
 """What holds what: the layers of the jail that this machine has, and whether they are enough."""
 
+import logging
 from collections.abc import Mapping
 from typing import Literal
+
+from hacrl_core.errors import ConfigError
 
 Mode = Literal["required", "best", "off"]
 
@@ -45,6 +48,20 @@ def lacking(layers: Mapping[str, str], *, programs: bool, network: bool = False)
             reasons = "; ".join(f"{name}: {layers.get(name, 'off')}" for name in names)
             found.append(f"{what} ({reasons})")
     return found
+
+
+_warned = False
+
+
+def insist(layers: Mapping[str, str], mode: Mode | None, *, network: bool) -> None:
+    """Refuse verifiers whose sandbox is required and has a hole; otherwise say once what is not held."""
+    global _warned
+    missing = lacking(layers, programs=False, network=network)
+    if missing and mode == "required":
+        raise ConfigError(refusal(missing, "verifiers"))
+    if missing and not _warned:
+        _warned = True
+        logging.getLogger("hacrl").warning("verifiers run in less of a sandbox: nothing holds %s", "; ".join(missing))
 
 
 def refusal(missing: list[str], what: str) -> str:

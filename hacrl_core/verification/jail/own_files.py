@@ -2,11 +2,18 @@
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 _MOST_ENTRIES = 200
 # What a folder that holds artifacts has inside.
 _STORE = Path("store") / "objects"
+
+
+def readable(tasks: Sequence[str], further: Sequence[str]) -> tuple[str, ...]:
+    """Return what workers that run these verifiers may read: their own files and what the settings add."""
+    added = [str(Path(path).expanduser().resolve()) for path in further]
+    return (*added, *(path for task in dict.fromkeys(tasks) for path in own_files(task)))
 
 
 def own_files(task: str) -> list[str]:

@@ -25,27 +25,28 @@ _TICK = 0.002
 # A process that used less than this share of the time slept; a loaded machine leaves more to one that computes.
 _ASLEEP = 0.02
 _LONGEST_SLEEP = 10
+# Process 1, the worker, the zygote, a checker.
+_OF_THE_JAIL = 4
 
 
-def start(layers: dict[str, str], *, off: bool) -> socket.socket:
-    """Fork the zygote and return the socket to it."""
+def start(layers: dict[str, str], processes: int, *, off: bool) -> socket.socket:
+    """Fork the zygote and return the socket to it; ``processes`` of this user are none of the jail's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         try:
             ours.close()
-            _serve(theirs, _confinement(layers, off=off))
+            _serve(theirs, _confinement(layers, processes, off=off))
         finally:
             os._exit(0)
     theirs.close()
     return ours
 
 
-def _confinement(layers: dict[str, str], *, off: bool) -> Confinement:
+def _confinement(layers: dict[str, str], processes: int, *, off: bool) -> Confinement:
     held = not off and layers.get("Landlock") == ""
     ruleset = landlock.ruleset(program_paths(), (), network=False) if held else None
     calls = seccomp.program_filter() if not off and layers.get("seccomp") == "" else None
-    own_count = layers.get("namespaces") == ""
-    return Confinement(ruleset, calls, 4 if own_count else _processes_of_this_user(), _address_space())
+    return Confinement(ruleset, calls, processes + _OF_THE_JAIL, _address_space())
 
 
 def _serve(connection: socket.socket, confinement: Confinement) -> NoReturn:
@@ -119,9 +120,3 @@ def _address_space() -> int:
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
     return 256 << 20
-
-
-def _processes_of_this_user() -> int:
-    from hacrl_core.verification.sandbox import processes_of_this_user
-
-    return processes_of_this_user()
