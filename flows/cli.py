@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from flows.commands import campaigns, configs, servers, store, sweeps, track, views
+from flows.commands import campaigns, configs, plan, servers, store, sweeps, track, views
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
@@ -14,12 +15,33 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Train several different language models together on one verifiable task (HACPO), as a pipeline of cached "
     "stages.\n\nStart with [bold]hacrl run configs/demo.yaml[/bold]. Run the same command again to resume after a "
     "crash, or to see the result again.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"hacrl {version('hacrl')}, Python {sys.version.split()[0]}, torch {version('torch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)
+app.add_typer(plan.app)
 app.add_typer(views.app)
 app.add_typer(servers.app)
 app.add_typer(sweeps.app)

@@ -58,3 +58,10 @@ class VerificationError(HacrlError):
 
 class StageError(HacrlError):
     """A stage could not produce its artifact."""
+
+
+class ContentChangedError(StageError):
+    """An artifact was made again and has other content: what follows from the first content must not be mixed with it.
+
+    The campaign is walked again, and everything that follows from the artifact gets the new content.
+    """

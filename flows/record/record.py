@@ -5,6 +5,7 @@ status, reports, clean-up and "what changed". A line that cannot be read is skip
 run removes it and records the call again.
 """
 
+import json
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ from stages.spec import Outcome, StageCall, find_stage
 
 # The stages that make an agent's first version.
 ORIGINS = ("warmstart", "adopt")
+# Key of an artifact whose files are gone → key of the one that the campaign uses instead.
+REMADE = "remade.json"
 
 
 class Record:
@@ -48,6 +51,7 @@ class Record:
         try:
             self._before = {entry.label: entry for entry in read_entries(folder)}
             self._written = {label: entry.key for label, entry in self._before.items()}
+            self._remade = _read_remade(folder)
             _replace(folder / "config.json", config.model_dump_json(indent=1))
             self._file = _open_to_append(folder / "stages.jsonl")
         except BaseException:
@@ -94,6 +98,16 @@ class Record:
             return ["the artifact of last time is gone or damaged"]
         return changed_fields(old, new)
 
+    def now_at(self, key: str) -> str:
+        """Return the key of the artifact that the campaign uses in place of this one; usually itself."""
+        return self._remade.get(key, key)
+
+    def use_instead(self, key: str, other: str) -> None:
+        """From now on use another artifact in place of one whose files are gone and could not be repeated."""
+        with self._writing:
+            self._remade = {**self._remade, key: other}
+            _replace(self.folder / REMADE, json.dumps(self._remade, indent=1))
+
     def entries(self) -> list[Entry]:
         """Return the entries of this run, one for each label."""
         with self._writing:
@@ -135,6 +149,14 @@ def read_entries(folder: Path) -> list[Entry]:
         remedy = "nothing is lost: the next run of the campaign records again what is missing"
         report_unreadable(path, unreadable, remedy)
     return list(latest.values())
+
+
+def _read_remade(folder: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(other) for key, other in json.loads((folder / REMADE).read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        # Without the file the campaign finds its first artifacts again, and makes those that it needs once more.
+        return {}
 
 
 def read_campaign(folder: Path) -> CampaignConfig:

@@ -157,8 +157,13 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
         with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
             shown = Listeners(campaign.display, campaign.log)
             listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
-            executor = executor or ProcessExecutor(campaign.config, campaign.store, listener)
-            run_in_session(campaign.config, campaign.calls, campaign.store, campaign.record, executor, listener, kind)
+
+            def make_executor() -> Executor:
+                return executor or ProcessExecutor(campaign.config, campaign.store, listener)
+
+            run_in_session(
+                campaign.config, campaign.calls, campaign.store, campaign.record, make_executor, listener, kind
+            )
             if tracker is not None:
                 tracker.log(campaign.record.entries_since_last_call())
                 tracker.mark_complete(campaign.record.entries())
@@ -228,14 +233,15 @@ class _Counter(Listener):
     """Counts stages that ran and stages that were found."""
 
     def __init__(self) -> None:
-        self._ran: list[str] = []
-        self._cached: list[str] = []
+        # A campaign that is walked again meets stages twice.
+        self._ran: dict[str, bool] = {}
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
-        (self._cached if outcome.cached else self._ran).append(call.label)
+        self._ran[call.label] = self._ran.get(call.label, False) or not outcome.cached
 
     def counts(self) -> Counts:
-        return Counts(len(self._ran), len(self._cached))
+        ran = sum(self._ran.values())
+        return Counts(ran, len(self._ran) - ran)
 
 
 class _AfterIteration(Listener):

@@ -16,9 +16,9 @@ from flows.run.events import Listener
 from flows.run.executors import Executor
 from flows.run.worker import Stopped, WorkerDied
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.errors import HacrlError, InputGoneError, StageError
+from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, InputGoneError
 from stages.runner import lookup
-from stages.spec import Handle, Outcome, StageCall
+from stages.spec import Handle, Outcome, StageCall, find_stage
 
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
@@ -73,7 +73,7 @@ class Replay:
     def submit(self, call: StageCall) -> Done:
         """Look the call up and add it to the record."""
         bound = call.bound()
-        found = lookup(self.store, bound)
+        found = look_up(self.store, self.record, bound)
         if found is None:
             raise CacheMiss(bound.label)
         self.watch.after(bound, found)
@@ -109,7 +109,7 @@ class StageRunner(ABC):
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
         if all(isinstance(item, ArtifactRef | Done) for item in call.inputs.values()):
             bound = call.bound()
-            if found := lookup(self.store, bound):
+            if found := look_up(self.store, self.record, bound):
                 self._finished(bound, found)
                 return Done(call, found)
         handle = self._schedule(call)
@@ -146,7 +146,7 @@ class StageRunner(ABC):
     def perform(self, call: StageCall) -> Outcome:
         """Resolve the inputs, run the stage unless its artifact exists by now, and tell the listeners."""
         bound = call.bound()
-        if found := lookup(self.store, bound):
+        if found := look_up(self.store, self.record, bound):
             self._finished(bound, found)
             return found
         self._watch.before(bound)
@@ -181,10 +181,19 @@ class StageRunner(ABC):
             again = replace(maker.bound(), restore=True)
             self.listener.stage_started(again, ["its files are needed again"])
             ref = made[label] = self._executor.run(again, self.listener).ref
-            if ref.digest != digest_before:  # verdicts, credit and scores of the old content must not meet the new
-                raise StageError(f"{label}: made again, it has other content than before; run the same command again")
+            if ref.digest != digest_before:
+                self._continue_from(again, ref)
         labels = {role: item.call.label for role, item in call.inputs.items() if not isinstance(item, ArtifactRef)}
         return {role: made[label] for role, label in labels.items() if label in made}
+
+    def _continue_from(self, call: StageCall, ref: ArtifactRef) -> None:
+        """Use the new artifact from now on; verdicts, credit and scores of the old content must not meet the new."""
+        if self.record is not None:
+            self.record.use_instead(find_stage(call.stage).identity(call).key, ref.key)
+        raise ContentChangedError(
+            f"{call.label}: its files were gone, and computing it again gave other content (this hardware or these "
+            "library versions do not repeat it bit for bit)"
+        )
 
     def _finished(self, call: StageCall, outcome: Outcome) -> None:
         self._watch.after(call, outcome)
@@ -239,6 +248,22 @@ class ThreadRunner(StageRunner):
             except WorkerDied as problem:
                 self.listener.warn(f"{problem}; trying again")
         return self.perform(call)
+
+
+def look_up(store: Store, record: Record | None, call: StageCall) -> Outcome | None:
+    """Return the outcome of a bound call whose artifact exists, else None.
+
+    Where the campaign made files again and got other content, the artifact is the new one.
+    """
+    found = lookup(store, call)
+    if found is None or record is None or (key := record.now_at(found.ref.key)) == found.ref.key:
+        return found
+    try:
+        manifest = store.manifest(found.ref.stage, key)
+    except ArtifactError:
+        return found
+    ref = ArtifactRef(found.ref.stage, key, manifest.content_digest, store.folder(found.ref.stage, key))
+    return replace(found, ref=ref, metrics=manifest.metrics)
 
 
 def first_error(problem: BaseException) -> HacrlError | None:

@@ -2,7 +2,7 @@
 eval``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from flows.run.runner import StageRunner, first_error
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.errors import ContentChangedError
 
 R = TypeVar("R", bound=StageRunner)
 
@@ -44,12 +45,23 @@ def run_in_session(
     calls: StageCalls,
     store: Store,
     record: Record,
-    executor: Executor,
+    make_executor: Callable[[], Executor],
     listener: Listener,
     kind: type[StageRunner],
 ) -> None:
-    """Run or resume a whole campaign with this kind of runner; returns when the last stage is done."""
-    watch = Watch(config.divergence, listener.warn)
-    runner = kind(store, executor, listener, record, watch, config.runtime.retries)
-    with open_session(runner, executor):
-        run_campaign(config, calls, runner)
+    """Run or resume a whole campaign with this kind of runner; returns when the last stage is done.
+
+    Where an artifact had to be made again and has other content, the campaign is walked again from its beginning: what
+    follows from the old content is left as it is, and what follows from the new content is computed.
+    """
+    while True:
+        executor = make_executor()
+        watch = Watch(config.divergence, listener.warn)
+        runner = kind(store, executor, listener, record, watch, config.runtime.retries)
+        try:
+            with open_session(runner, executor):
+                run_campaign(config, calls, runner)
+            return
+        except ContentChangedError as changed:
+            listener.warn(f"{changed}; it is a new artifact of its own, and what follows from it runs again")
+            record.begin_pass()

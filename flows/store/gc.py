@@ -155,7 +155,7 @@ def _candidate(kind: str, owner: str, folder: Path, why: str) -> Candidate:
 def _is_newer(store: Store, stage: str, key: str) -> bool:
     """Whether a newer version of hacrl made the artifact."""
     try:
-        store.check(store.folder(stage, key), store.manifest(stage, key), digests=False)
+        store.check(store.folder(stage, key), store.manifest(stage, key), digests="none")
     except NewerArtifactError:
         return True
     except ArtifactError:

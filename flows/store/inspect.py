@@ -205,7 +205,7 @@ def check(store: Store, folder: Path) -> Finding:
         if store.is_collected(stage, key):
             return Finding("collected", stage, key, 0)
         try:
-            store.check(folder, manifest, digests=True)
+            store.check(folder, manifest, digests="all")
         except ArtifactError:
             # It may have been collected meanwhile; the mark is written before the files go.
             if store.is_collected(stage, key):

@@ -202,15 +202,17 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         # The cells that start from it ask again and count it as shared; one asking too many is taken back here.
         return replace(listener.tally, cached=-listener.tally.ran)
     with _open_record(job) as record:
-        kind: type[StageRunner] = InlineRunner
-        executor = InProcessExecutor(store, context, placements_of(config))
-        if any(agent.gpus for agent in config.agents.values()):
-            # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl
-            # run``.
-            kind = ThreadRunner
-            executor = ProcessExecutor(config, store)
+        # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``.
+        has_gpus = any(agent.gpus for agent in config.agents.values())
+        kind: type[StageRunner] = ThreadRunner if has_gpus else InlineRunner
+
+        def make_executor() -> Executor:
+            return (
+                ProcessExecutor(config, store) if has_gpus else InProcessExecutor(store, context, placements_of(config))
+            )
+
         heard = Listeners(listener, _Collect(store, record, context))
-        run_in_session(config, calls, store, record, executor, heard, kind)
+        run_in_session(config, calls, store, record, make_executor, heard, kind)
         mark_finished(job, record.entries(), calls.sources())
     return listener.tally
 

@@ -58,7 +58,7 @@ class _Walk:
         identity = find_stage(call.stage).identity(bound)
         key = identity.key
         real = not any(ref.digest.startswith("planned:") for ref in bound.artifacts.values())
-        found = self._store.lookup(identity, verify=False) if real else None
+        found = self._store.lookup(identity) if real else None
         self._count(call.stage, key, found is not None)
         return Done(
             call, Outcome(found or ArtifactRef(call.stage, key, f"planned:{key}", Path()), found is not None, 0.0, {})

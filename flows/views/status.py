@@ -13,7 +13,7 @@ from flows.home import Home
 from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
 from flows.record.record import campaign_folders, find_campaign, is_running, last_activity
-from flows.views.text import clock, moment, number, short, sparkline
+from flows.views.text import clock, hacrl_command, moment, number, short, sparkline
 from hacrl_core.artifacts import Store
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
@@ -51,7 +51,7 @@ def watch_status(console: Console, home: Home, name: str | None, *, everything: 
 def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> RenderableType:
     folders = campaign_folders(home) if name is None else [find_campaign(home, name)]
     if not folders:
-        return f"No campaigns in {home.root} yet; start one with: hacrl run configs/demo.yaml"
+        return f"No campaigns in {home.root} yet; start one with: {hacrl_command()} run configs/demo.yaml"
     listed = [f for i, f in enumerate(folders) if everything or i < _SHOWN_ALWAYS or is_running(f)]
     problems: list[Text] = []
     failures: list[Text] = []
@@ -162,6 +162,9 @@ def show_log(
     if not everything and not following:
         console.print(f"{folder / NAME} is empty: campaign {folder.name} has not run with this version", soft_wrap=True)
     chosen = [line for line in everything if wanted(line)]
+    if everything and not chosen and not following:
+        of = f" of worker {worker}" if worker is not None else ""
+        console.print(f"campaign {folder.name}: no {'warnings or errors' if problems else 'lines'}{of} in its log")
     # Ctrl-C is the regular end of following.
     with suppress(KeyboardInterrupt) if following else nullcontext():
         for line in chosen[-lines:] if lines else chosen:

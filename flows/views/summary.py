@@ -13,7 +13,7 @@ from flows.agents.evaluate import Evaluation
 from flows.record.history import History
 from flows.record.record import Entry
 from flows.run.launch import Summary
-from flows.views.text import gib, percent
+from flows.views.text import gib, hacrl_command, percent
 from hacrl_core.artifacts import Store
 from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.contracts.tables import EVALUATION, read_table
@@ -49,7 +49,7 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"{summary.ran} stages ran, {summary.cached} were in the cache. {summary.seconds:.0f} s.")
     if summary.picture is not None:
         console.print(f"learning curves: {_relative(summary.picture)}", soft_wrap=True)
-    console.print(f"whole report:    hacrl report {summary.config.name}", soft_wrap=True)
+    console.print(f"whole report:    {hacrl_command()} report {summary.config.name}", soft_wrap=True)
     if summary.tracking_uri is not None:
         console.print(f"open MLflow:     {_open_mlflow(summary.tracking_uri)}", soft_wrap=True)
 

@@ -1,7 +1,10 @@
-"""How numbers, times and sizes are written, in the terminal, on pages and in pictures. Nothing here reads anything."""
+"""How numbers, times and sizes are written, in the terminal, on pages and in pictures. How commands are written."""
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 GIB = 1 << 30
 _BARS = "▁▂▃▄▅▆▇█"
@@ -91,3 +94,12 @@ def signed(value: float, digits: int = 2) -> str:
 def sparkline(values: Sequence[float]) -> str:
     """Draw values between 0 and 1 as a line of bars."""
     return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values)
+
+
+def hacrl_command() -> str:
+    """Return what the user has to type for ``hacrl``: the bare name where it is on the PATH, else its path."""
+    own = Path(sys.executable).with_name("hacrl")
+    found = shutil.which("hacrl")
+    if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):
+        return "hacrl"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hacrl_core.agents.agent import AGENT_FILE, Agent, runs_own_code
+from hacrl_core.artifacts.files import hashed_file
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
@@ -125,7 +126,7 @@ def _surroundings(checkpoint: Path) -> dict[str, bytes]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file with the bytes of ``safetensors.torch.save_file``, in small pieces.
+    """Write a safetensors file with the bytes of ``safetensors.torch.save_file``, in small pieces, hashed meanwhile.
 
     Float32 tensors are streamed, so that no second copy of a model is in memory; others are left to the library.
     """
@@ -133,7 +134,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
         return
     names = sorted(tensors)
-    with path.open("wb") as file:
+    with hashed_file(path) as file:
         file.write(_head({name: tensors[name] for name in names}, metadata))
         for name in names:
             content = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hacrl_core.artifacts.disk import is_disk_full
+from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.artifacts.manifests import MANIFEST, file_of
-from hacrl_core.artifacts.store import COLLECTED, Store, replace_synced
+from hacrl_core.artifacts.store import COLLECTED, Store
 from hacrl_core.errors import ArtifactError
 
 

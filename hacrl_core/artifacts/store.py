@@ -2,14 +2,13 @@
 work.
 
 Publish: staging folder in the same filesystem → files hashed and fsynced → manifest last → rename. Of two processes
-that publish the same key, the first wins. Read: every lookup checks presence and sizes, the first use in a process also
-digests. A damaged artifact is set aside and reported, never used. Collected: a keep policy removed the files and left
-the manifest, with ``collected.json`` beside it (see ``removal.py``). The content digest and metrics of such an artifact
-are known, but there is nothing to read; recomputing it restores the files.
+that publish the same key, the first wins. Read: every lookup checks presence, sizes and times, a stage's first use in a
+process the digests. A damaged artifact is set aside and reported, never used. Collected: a keep policy removed the
+files and left the manifest, with ``collected.json`` beside it (see ``removal.py``). The content digest and metrics of
+such an artifact are known, but there is nothing to read; recomputing it restores the files.
 """
 
 import errno
-import hashlib
 import os
 import secrets
 import shutil
@@ -18,15 +17,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from hacrl_core.artifacts.files import hash_and_sync, hash_files, replace_synced, sync, write_synced
 from hacrl_core.artifacts.locks import exclusive, release, shared, try_exclusive
 from hacrl_core.artifacts.manifests import MANIFEST, check_schema, file_of, read_manifest
 from hacrl_core.contracts.manifest import Identity, Manifest, Output, Provenance, sealed_json
-from hacrl_core.errors import ArtifactError, InputGoneError, NewerArtifactError, StageError
+from hacrl_core.errors import ArtifactError, ContentChangedError, InputGoneError, NewerArtifactError
 
 COLLECTED = "collected.json"
-_CHUNK = 1 << 20
+# The role of the content that an artifact could not repeat, among its identity's inputs.
+AGAIN = "instead of"
 _TRASH_SECONDS = 3600
 
 
@@ -38,6 +39,15 @@ class ArtifactRef:
     key: str
     digest: str
     path: Path
+
+
+def again(identity: Identity, first: str) -> Identity:
+    """Return the identity of an artifact that was computed again after the files of the first had been collected.
+
+    Some hardware does not repeat a computation bit for bit. The second result is then an artifact of its own, whose
+    inputs name the content that it could not repeat.
+    """
+    return identity.model_copy(update={"inputs": {**identity.inputs, AGAIN: first}})
 
 
 class Store:
@@ -53,10 +63,13 @@ class Store:
 
     # -- lookup ----------------------------------------------------------------------------------------------------
 
-    def lookup(self, identity: Identity, *, verify: bool = True, collected: bool = False) -> ArtifactRef | None:
+    def lookup(self, identity: Identity, *, collected: bool = False) -> ArtifactRef | None:
         """Return the artifact of this identity, or None. A damaged one is reported, set aside and counts as absent.
 
-        ``collected`` accepts one whose files a keep policy removed: its content digest and metrics are known.
+        ``collected`` accepts one whose files a keep policy removed: its content digest and metrics are known. Without
+        it, an artifact with other content stands in that was computed after the files had been removed.
+
+        Only files that changed since the last look-up are hashed; a stage hashes what it reads (``reading``).
         """
         key = identity.key
         folder = self.folder(identity.stage, key)
@@ -71,15 +84,15 @@ class Store:
             try:
                 manifest = self.manifest(identity.stage, key)
                 if self.is_collected(identity.stage, key):
-                    return ArtifactRef(identity.stage, key, manifest.content_digest, folder) if collected else None
-                self.check(folder, manifest, digests=verify and key not in self._verified)
+                    if not collected:
+                        return self.lookup(again(identity, manifest.content_digest))
+                    return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
+                self.check(folder, manifest, digests="changed")
             except NewerArtifactError:
                 raise
             except ArtifactError as problem:
                 self.set_aside(folder, str(problem))
                 return None
-            if verify:
-                self._verified.add(key)
             _touch(folder / MANIFEST)
             return ArtifactRef(identity.stage, key, manifest.content_digest, folder)
 
@@ -159,30 +172,31 @@ class Store:
 
         ``outputs`` maps a path to (kind, rows, measured); all others are plain files.
         """
-        listed = []
-        for path in sorted(p for p in staged.rglob("*") if p.is_file()):
-            name = path.relative_to(staged).as_posix()
-            kind, rows, measured = outputs.get(name, ("file", 0, False))
-            size, digest = hash_and_sync(path)
-            listed.append(Output(path=name, kind=kind, rows=rows, bytes=size, sha256=digest, measured=measured))
-        key = identity.key
         manifest = Manifest(
             stage=identity.stage,
-            key=key,
+            key=identity.key,
             identity=identity,
-            outputs=tuple(listed),
+            outputs=_outputs_of(staged, outputs),
             metrics=metrics,
             details=details,
             provenance=provenance,
         )
-        target = self.folder(identity.stage, key)
-        if self.is_collected(identity.stage, key):
-            return self._put_back(staged, target, manifest)
+        return self._publish(staged, manifest)
+
+    def _publish(self, staged: Path, manifest: Manifest) -> ArtifactRef:
+        key = manifest.key
+        target = self.folder(manifest.stage, key)
+        if self.is_collected(manifest.stage, key):
+            first = read_manifest(target)
+            if manifest.content_digest == first.content_digest:
+                return self._put_back(staged, target, first, manifest)
+            identity = again(manifest.identity, first.content_digest)
+            return self._publish(staged, manifest.model_copy(update={"identity": identity, "key": identity.key}))
         write_synced(staged / MANIFEST, sealed_json(manifest))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(staged, target)
-            _sync_folder(target.parent)
+            sync(target.parent)
         except OSError:
             if not (target / MANIFEST).exists():
                 raise
@@ -191,7 +205,7 @@ class Store:
             manifest = read_manifest(target)
         self._manifests[key] = (_inode(target / MANIFEST), manifest)
         self._verified.add(key)
-        return ArtifactRef(identity.stage, key, manifest.content_digest, target)
+        return ArtifactRef(manifest.stage, key, manifest.content_digest, target)
 
     def remove_stale_staging(self) -> int:
         """Remove old trash and staging folders whose process is gone (its lock is free); return how many folders."""
@@ -212,20 +226,29 @@ class Store:
 
     # -- damage ----------------------------------------------------------------------------------------------------
 
-    def check(self, folder: Path, manifest: Manifest, *, digests: bool) -> None:
-        """Check every file against the manifest: presence, size and, on request, content; raise what is wrong."""
+    def check(self, folder: Path, manifest: Manifest, *, digests: Literal["none", "changed", "all"]) -> None:
+        """Check every file against the manifest: presence, size and content; raise what is wrong.
+
+        ``changed`` hashes only files that are newer than the manifest, whose time is that of the last look-up.
+        """
+        checked = (folder / MANIFEST).stat().st_mtime_ns
+        hashed = []
         for output in manifest.outputs:
             path = file_of(folder, output)
             check_schema(path, output)
             try:
-                size = path.stat().st_size
+                found = path.stat()
             except FileNotFoundError:
                 raise ArtifactError(f"{path}: missing; the stage {manifest.stage} will run again") from None
-            if size != output.bytes:
+            if found.st_size != output.bytes:
                 raise ArtifactError(
-                    f"{path}: {size} bytes, the manifest says {output.bytes}; the stage {manifest.stage} will run again"
+                    f"{path}: {found.st_size} bytes, the manifest says {output.bytes}; "
+                    f"the stage {manifest.stage} will run again"
                 )
-            if digests and _sha256_or_problem(path) != output.sha256:
+            if digests == "all" or (digests == "changed" and found.st_mtime_ns >= checked):
+                hashed.append((path, output.sha256))
+        for (path, expected), digest in zip(hashed, _digests([path for path, _ in hashed]), strict=True):
+            if digest != expected:
                 raise ArtifactError(
                     f"{path}: content differs from its sha256; the stage {manifest.stage} will run again"
                 )
@@ -247,14 +270,8 @@ class Store:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _put_back(self, staged: Path, target: Path, made: Manifest) -> ArtifactRef:
+    def _put_back(self, staged: Path, target: Path, first: Manifest, made: Manifest) -> ArtifactRef:
         """Restore the recomputed files of a collected artifact; its first manifest with times and metrics stays."""
-        first = read_manifest(target)
-        if made.content_digest != first.content_digest:
-            raise ArtifactError(
-                f"{target}: was collected, and computing it again gave other content (other hardware or library "
-                "versions); to train anew from there, delete this folder and run again"
-            )
         for output in made.outputs:
             place = file_of(target, output)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +281,7 @@ class Store:
         replace_synced(target / MANIFEST, sealed_json(restored))
         # Last: until now the artifact counts as collected.
         (target / COLLECTED).unlink()
-        _sync_folder(target)
+        sync(target)
         shutil.rmtree(staged, ignore_errors=True)
         self._manifests[first.key] = (_inode(target / MANIFEST), restored)
         self._verified.add(first.key)
@@ -279,7 +296,7 @@ class Store:
             manifest = self.manifest(ref.stage, ref.key)
             if self.is_collected(ref.stage, ref.key):
                 return False
-            self.check(folder, manifest, digests=ref.key not in self._verified)
+            self.check(folder, manifest, digests="none" if ref.key in self._verified else "all")
         except NewerArtifactError:
             raise
         except ArtifactError as problem:
@@ -287,7 +304,7 @@ class Store:
             return False
         # Results of the old content must not be mixed with the new.
         if manifest.content_digest != ref.digest:
-            raise StageError(f"{folder}: was recomputed and has other content than before; run the same command again")
+            raise ContentChangedError(f"{folder}: was made again and has other content than before")
         self._verified.add(ref.key)
         return True
 
@@ -307,45 +324,25 @@ def _inode(path: Path) -> int:
         return -1
 
 
-def _sha256_or_problem(path: Path) -> str:
+def _digests(paths: list[Path]) -> list[str]:
     try:
-        return file_sha256(path)
+        return hash_files(paths)
     except OSError as problem:
         if problem.errno != errno.EIO:
             raise
-        raise ArtifactError(f"{path}: the disk cannot read it ({problem.strerror})") from problem
+        place = problem.filename or ", ".join(map(str, paths))
+        raise ArtifactError(f"{place}: the disk cannot read it ({problem.strerror})") from problem
 
 
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def hash_and_sync(path: Path) -> tuple[int, str]:
-    """Write a file through to the disk; return its size and sha256."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as handle:
-        while block := handle.read(_CHUNK):
-            digest.update(block)
-            size += len(block)
-        os.fsync(handle.fileno())
-    return size, digest.hexdigest()
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text and wait until it is on the disk."""
-    with path.open("w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-
-
-def replace_synced(path: Path, text: str) -> None:
-    """Replace a file atomically by a text that is on the disk."""
-    draft = path.with_name(f".{path.name}.draft")
-    write_synced(draft, text)
-    os.replace(draft, path)
+def _outputs_of(staged: Path, known: dict[str, tuple[str, int, bool]]) -> tuple[Output, ...]:
+    """Hash and sync a stage's files and describe each."""
+    paths = sorted(path for path in staged.rglob("*") if path.is_file())
+    described = []
+    for path, (size, digest) in zip(paths, hash_and_sync(paths), strict=True):
+        name = path.relative_to(staged).as_posix()
+        kind, rows, measured = known.get(name, ("file", 0, False))
+        described.append(Output(path=name, kind=kind, rows=rows, bytes=size, sha256=digest, measured=measured))
+    return tuple(described)
 
 
 def _touch(path: Path) -> None:
@@ -353,11 +350,3 @@ def _touch(path: Path) -> None:
     # A store may belong to another user.
     with suppress(OSError):
         os.utime(path)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,7 +10,7 @@ from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
 from hacrl_core.config.generation import GenerateConfig
-from hacrl_core.config.loading import merge
+from hacrl_core.config.loading import explain, merge
 from hacrl_core.config.operation import (
     DivergenceConfig,
     KeepConfig,
@@ -65,10 +65,30 @@ class CampaignConfig(StrictConfig):
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, dict | ScheduleConfig) else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _small_iterations_are_one_minibatch(cls, raw: Any) -> Any:
+        """Lower the default of update.minibatch_prompts where an iteration has fewer prompts than that."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("update"), dict):
+            return raw
+        prompts = raw.get("prompts_per_iteration")
+        default = UpdateConfig.model_fields["minibatch_prompts"].default
+        if "minibatch_prompts" in raw["update"] or not isinstance(prompts, int) or not 0 < prompts < default:
+            return raw
+        preset = raw["algorithm"].get("preset") if isinstance(raw.get("algorithm"), dict) else None
+        # These two presets have a factor on it, and say themselves where it is too large.
+        if preset in ("gspo_x2", "gspo_xn"):
+            return raw
+        return {**raw, "update": {**raw["update"], "minibatch_prompts": prompts}}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for agent in self.agents:
-            self.objective(agent)
+            if self.group_size * (len(self.agents) if self.objective(agent).share_rollouts else 1) == 1:
+                raise ValueError(
+                    f"samples_per_prompt 1: agent {agent} has no other response to compare its one response with, so "
+                    "nothing teaches it; set samples_per_prompt to 2 or more"
+                )
         alone = next((i for i in range(self.iterations) if not self.present(i)), None)
         if alone is not None:
             raise ValueError(f"agents: no agent takes part in iteration {alone}; let one join earlier or leave later")
@@ -141,7 +161,7 @@ class CampaignConfig(StrictConfig):
         except ValidationError as problem:
             first = problem.errors()[0]
             where = ".".join(["algorithm", *map(str, first["loc"])])
-            raise ValueError(f"{where} ({learner}): {first['input']!r} is not allowed: {first['msg']}") from None
+            raise ValueError(explain(first, HacpoConfig, f"{where} ({learner})")) from None
 
     @property
     def preset(self) -> str:
@@ -199,8 +219,7 @@ class CampaignConfig(StrictConfig):
         except ValidationError as problem:
             first = problem.errors()[0]
             where = ".".join(["agents", agent, section, *map(str, first["loc"])])
-            wrong = "unknown key" if first["type"] == "extra_forbidden" else f"{first['input']!r} is not allowed"
-            raise ValueError(f"{where}: {wrong}: {first['msg']}") from None
+            raise ValueError(explain(first, kind, where)) from None
 
     @property
     def corpus(self) -> ArithmeticConfig | None:

@@ -5,10 +5,11 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, StringConstraints, model_validator
 
 from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.loading import NAME_PATTERN
 from hacrl_core.config.problems import PresetProblems, ProblemsConfig
 
 # Names become parts of metric names and file names.
-BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
+BenchmarkName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=60)]
 
 # The paper's appendix: 8192 tokens everywhere, best of 30 on AIME 2025, one greedy answer elsewhere.
 _PAPER_TOKENS = 8192

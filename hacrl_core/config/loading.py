@@ -13,10 +13,16 @@ from hacrl_core.errors import ConfigError
 
 C = TypeVar("C", bound=BaseModel)
 
+# Names of campaigns, agents, variants and benchmarks.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+_YAML_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}
+
 
 def load_config(path: Path, model: type[C], overrides: Sequence[str] = ()) -> C:
     """Read ``path`` (and the file it ``extends``), apply ``key.path=value`` overrides, validate."""
     raw = read_yaml(path)
+    if "variants" in raw and "variants" not in model.model_fields:
+        raise ConfigError(f"{path}: this is a sweep; run it with: hacrl sweep {path}")
     for text in overrides:
         apply_override(raw, text)
     return validate(raw, model, str(path))
@@ -33,8 +39,10 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: {problem.strerror or problem}; give the path of a campaign's YAML file") from None
     except yaml.YAMLError as problem:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(problem).split())}") from None
+    if raw is None:
+        raise ConfigError(f"{path}: the file is empty; `hacrl config schema` lists the settings")
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: holds a {type(raw).__name__}, not a mapping of settings")
+        raise ConfigError(f"{path}: holds a {_YAML_NAMES.get(type(raw), 'value')}, not settings of the form key: value")
     base = raw.pop("extends", None)
     if base is None:
         return raw
@@ -76,13 +84,19 @@ def validate(raw: Mapping[str, Any], model: type[C], source: str) -> C:
     try:
         return model.model_validate(raw)
     except ValidationError as problem:
-        first, *more = [_line(error, model) for error in problem.errors()]
-        others = f" (and {len(more)} more: {'; '.join(more[:3])})" if more else ""
-        raise ConfigError(f"{source}: {first}{others}") from None
+        # A misspelt key also makes the right one missing: name the cause first.
+        errors = sorted(problem.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        first, *more = [explain(error, model) for error in errors]
+        shown = "; ".join(more[:3]) + ("; …" if len(more) > 3 else "")
+        raise ConfigError(f"{source}: {first}{f' (and {len(more)} more: {shown})' if more else ''}") from None
 
 
-def _line(error: Any, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
+def explain(error: Any, model: type[BaseModel], where: str | None = None) -> str:
+    """Put one error of pydantic's into a line that names the key, the value and the remedy.
+
+    ``where`` is what the user calls the place, if that is not the path below ``model``.
+    """
+    where = ".".join(str(part) for part in error["loc"]) if where is None else where
     if error["type"] == "extra_forbidden":
         known = list(_keys_beside(model, error["loc"]))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
@@ -91,9 +105,13 @@ def _line(error: Any, model: type[BaseModel]) -> str:
         return f"{where}: unknown key; allowed: {', '.join(known)}" if known else f"{where}: unknown key"
     if error["type"] == "missing":
         return f"{where}: missing; it has no default"
+    if error["type"] == "too_short" and not error["input"]:
+        return f"{where}: is empty; give at least one"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{where}: {message}" if where else message
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
+        message = "use letters, digits, _ . and -, and begin with a letter or a digit"
     value = repr(error["input"])
     return (
         f"{where}: {value if len(value) < 80 else value[:77] + '...'} is not allowed: {message[0].lower()}{message[1:]}"
@@ -125,12 +143,14 @@ class _UniqueKeys(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping, or fail on a repeated key."""
-        keys = [self.construct_object(key, deep) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        twice = {key for key in keys if keys.count(key) > 1}
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                problem=f"key {twice.pop()!r} is given twice", problem_mark=node.start_mark
-            )
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = None if key_node.tag == "tag:yaml.org,2002:merge" else self.construct_object(key_node, deep)
+            if key is not None and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 

@@ -8,10 +8,12 @@ from pydantic import Field, PositiveInt, StringConstraints, field_validator, mod
 
 from hacrl_core.config.addresses import is_http, userinfo
 from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.loading import NAME_PATTERN
 
 # Names become parts of rollout ids, MLflow metric names and file names.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=60)]
 _CRON_FIELD = re.compile(r"^[A-Za-z0-9*,/#?LW-]+$")
+_CRON_RANGES = {"minute": (0, 59), "hour": (0, 23), "day of month": (1, 31), "month": (1, 12), "day of week": (0, 7)}
 
 
 class RuntimeConfig(StrictConfig):
@@ -130,6 +132,11 @@ class ScheduleConfig(StrictConfig):
             raise ValueError(
                 f"cron {self.cron!r} does not have five fields: minute, hour, day of month, month, day of week"
             )
+        for field, (name, (low, high)) in zip(fields, _CRON_RANGES.items(), strict=True):
+            # What follows a slash is a step, what follows a # a week of the month.
+            wrong = [n for n in re.findall(r"(?<![/#\d])\d+", field) if not low <= int(n) <= high]
+            if wrong:
+                raise ValueError(f"cron {self.cron!r}: {name} {wrong[0]} is not between {low} and {high}")
         try:
             ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):

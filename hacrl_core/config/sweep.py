@@ -114,6 +114,8 @@ class Sweep:
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep and its campaign, and make every cell: an unknown setting is found before anything runs."""
     raw = read_yaml(path)
+    if "agents" in raw and "variants" not in raw:
+        raise ConfigError(f"{path}: this is a campaign; run it with: hacrl run {path}")
     folder = _folder_of_campaign(path)
     for text in overrides:
         apply_override(raw, text)

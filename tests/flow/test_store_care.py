@@ -169,6 +169,43 @@ def test_a_collected_version_is_made_again_when_its_files_are_needed_and_only_th
     assert versions_with_files(home, "ada") == [0, 4]
 
 
+def test_where_hardware_does_not_repeat_a_version_the_campaign_goes_on_from_a_new_one(
+    home, finished, monkeypatch, capsys
+):
+    gc(home, KeepConfig(last=1))
+    shutil.rmtree(of_label(home, "tiny", "score ben #3"))
+    publish = Store.publish
+
+    def not_repeatable(store, staged, identity, *rest):
+        if identity.stage == "update" and identity.config["learner"] == "ben" and identity.config["iteration"] == 1:
+            weights = staged / "model.safetensors"
+            raw = bytearray(weights.read_bytes())
+            raw[-400:] = bytes(byte ^ (0x40 if place % 4 == 2 else 0) for place, byte in enumerate(raw[-400:]))
+            weights.write_bytes(raw)
+        return publish(store, staged, identity, *rest)
+
+    monkeypatch.setattr(Store, "publish", not_repeatable)
+    ran = run_here(campaign(), home)
+    assert "update ben #1: its files were gone, and computing it again gave other" in capsys.readouterr().out
+    # Ben's version 2 is new, and so is all that follows from it; what does not stays.
+    assert {"update ben #0", "update ben #1", "generate ben #2", "update ada #2", "update ben #3"} <= set(ran)
+    assert not {"generate ada #2", "verify ada #2", "generate ben #1", "score ben #1"} & set(ran)
+    now, before = digests(home, "tiny"), digests(finished, "tiny")
+    assert now["update ben #0"] == before["update ben #0"]
+    assert now["update ben #1"] != before["update ben #1"]
+    assert now["generate ben #2"] != before["generate ben #2"]
+    # The next run finds the new line, and so does whoever needs the same files.
+    assert run_here(campaign(), home) == []
+    assert digests(home, "tiny") == now
+    assert run_here(campaign(name="twin"), home) == []
+    assert digests(home, "twin") == now
+    # Who needs no files stays with the first line.
+    lost = of_label(finished, "tiny", "score ben #3")
+    shutil.copytree(lost, home.store / "objects" / "score" / lost.name)
+    assert run_here(campaign(name="third"), home) == []
+    assert digests(home, "third") == before
+
+
 def test_best_every_and_pinned_versions_keep_their_files(home):
     accuracies = {}
     for number in (0, 2, 4):

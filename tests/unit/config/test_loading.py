@@ -8,6 +8,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.config.loading import load_config
 from hacrl_core.config.operation import TrackingConfig
+from hacrl_core.config.sweep import load_sweep
 from hacrl_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,3 +140,66 @@ def test_addresses_are_shown_without_user_and_password(address, shown):
 def test_a_device_without_float64_is_refused_with_the_reason(setting):
     with pytest.raises(ConfigError, match=r"mps has no float64.*device: cpu"):
         load(setting)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.alfa=2", r"algorithm.alfa \(ada\): unknown key; did you mean alpha\?"),
+        (
+            "agents.ada.update.learning_rat=2",
+            r"agents.ada.update.learning_rat: unknown key; did you mean learning_rate",
+        ),
+        ("name=a b", "use letters, digits, _ . and -"),
+        ("agents={}", "agents: is empty; give at least one"),
+        ("schedule.cron='61 * * * *'", "minute 61 is not between 0 and 59"),
+        ("schedule.cron='0 22 * * 1-9'", "day of week 9 is not between 0 and 7"),
+    ],
+)
+def test_mistakes_that_a_new_user_makes(override, says):
+    with pytest.raises(ConfigError, match=says):
+        load(override)
+
+
+def test_schedules_with_steps_names_and_lists_are_accepted():
+    for cron in ("*/90 * * * *", "0,30 8-18/2 * jan-dec mon-fri", "0 0 1,15 * 7", "5 4 * * 5#3"):
+        assert load(f"schedule.cron='{cron}'").schedule[0].cron == cron
+
+
+def test_a_misspelt_key_comes_before_the_one_it_makes_missing(tmp_path):
+    text = DEMO.read_text().replace("iterations: 40", "iteratons: 40")
+    with pytest.raises(ConfigError, match=r"^\S+: iteratons: unknown key; did you mean iterations\?"):
+        load_config(written(tmp_path, text), CampaignConfig)
+
+
+def test_a_key_given_twice_is_named_where_it_is_repeated(tmp_path):
+    with pytest.raises(ConfigError, match=r"'seed' is given twice.*line 3"):
+        load_config(written(tmp_path, "seed: 1\nname: x\nseed: 2\n"), CampaignConfig)
+
+
+def test_an_empty_file_and_a_file_of_the_other_kind_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="the file is empty"):
+        load_config(written(tmp_path, ""), CampaignConfig)
+    with pytest.raises(ConfigError, match="this is a sweep; run it with: hacrl sweep"):
+        load_config(ROOT / "configs" / "sweeps" / "tuning.yaml", CampaignConfig)
+    with pytest.raises(ConfigError, match="this is a campaign; run it with: hacrl run"):
+        load_sweep(DEMO)
+
+
+def test_a_group_of_one_response_is_refused_where_nothing_is_shared():
+    with pytest.raises(ConfigError, match="samples_per_prompt 1: agent ada has no other response"):
+        load("samples_per_prompt=1", "algorithm.preset=gspo")
+    assert load("samples_per_prompt=1").samples_per_prompt == 1
+
+
+def test_few_prompts_are_one_minibatch_unless_the_config_says_otherwise(tmp_path):
+    text = DEMO.read_text().replace("minibatch_prompts: 24, ", "")
+    assert load_config(written(tmp_path, text), CampaignConfig).update.minibatch_prompts == 48
+    many = load_config(written(tmp_path, text), CampaignConfig, ["prompts_per_iteration=200"])
+    assert many.update.minibatch_prompts == 64

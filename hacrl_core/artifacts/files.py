@@ -1,0 +1,120 @@
+"""Files of the store: written through to the disk and hashed, several at a time."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+# Hashing and syncing release Python's lock, so threads do them at the same time.
+_THREADS = 8
+# A file that is still being written is sent to the disk in steps of this size.
+_SYNC_BYTES = 256 << 20
+# Below this, starting threads takes longer than hashing.
+_SMALL_BYTES = 1 << 20
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def hash_files(paths: Sequence[Path]) -> list[str]:
+    """Return the sha256 of each file; large files are hashed at the same time."""
+    if len(paths) < 2 or sum(path.stat().st_size for path in paths) < _SMALL_BYTES:
+        return [file_sha256(path) for path in paths]
+    with ThreadPoolExecutor(_THREADS, "hash") as threads:
+        return list(threads.map(file_sha256, paths))
+
+
+def hash_and_sync(paths: Sequence[Path]) -> list[tuple[int, str]]:
+    """Write files through to the disk; return the size and sha256 of each.
+
+    All files are hashed and synced at the same time. One that ``hashed_file`` wrote is not read again.
+    """
+    with ThreadPoolExecutor(_THREADS, "publish") as threads:
+        synced = [threads.submit(sync, path) for path in paths]
+        digests = list(threads.map(_digest_of_written, paths))
+        for done in synced:
+            done.result()
+    return [(path.stat().st_size, digest) for path, digest in zip(paths, digests, strict=True)]
+
+
+# -- hashed while written ----------------------------------------------------------------------------------------------
+
+# (device, inode) → (size, time of the last change, sha256) of files that were hashed while this process wrote them.
+_written: dict[tuple[int, int], tuple[int, int, str]] = {}
+
+
+class HashedFile:
+    """A file open for writing: each piece is hashed, and earlier ones go to the disk, while it is written."""
+
+    def __init__(self, file: IO[bytes], threads: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._threads = threads
+        self._digest = hashlib.sha256()
+        self._unsynced = 0
+        self._syncing: Future[None] | None = None
+
+    def write(self, piece: Any) -> None:
+        """Append a piece, any bytes-like object."""
+        hashed = self._threads.submit(self._digest.update, piece)
+        self._file.write(piece)
+        self._unsynced += memoryview(piece).nbytes
+        if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
+            self._unsynced = 0
+            self._syncing = self._threads.submit(os.fdatasync, self._file.fileno())
+        hashed.result()
+
+    def _finish(self) -> None:
+        self._file.flush()
+        if self._syncing is not None:
+            self._syncing.result()
+        made = os.fstat(self._file.fileno())
+        _written[made.st_dev, made.st_ino] = (made.st_size, made.st_mtime_ns, self._digest.hexdigest())
+
+
+@contextmanager
+def hashed_file(path: Path) -> Iterator[HashedFile]:
+    """Open a new file whose digest is known when it is closed: publishing it does not read it again."""
+    with ThreadPoolExecutor(2, "hash") as threads, path.open("wb") as handle:
+        file = HashedFile(handle, threads)
+        yield file
+        file._finish()
+
+
+def _digest_of_written(path: Path) -> str:
+    """Return the file's sha256: the one from when it was written, if nothing has changed the file since."""
+    found = path.stat()
+    size, changed, digest = _written.pop((found.st_dev, found.st_ino), (-1, -1, ""))
+    return digest if (size, changed) == (found.st_size, found.st_mtime_ns) else file_sha256(path)
+
+
+# -- synced ------------------------------------------------------------------------------------------------------------
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text and wait until it is on the disk."""
+    with path.open("w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def replace_synced(path: Path, text: str) -> None:
+    """Replace a file atomically by a text that is on the disk."""
+    draft = path.with_name(f".{path.name}.draft")
+    write_synced(draft, text)
+    os.replace(draft, path)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or a folder's list of names, through to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
