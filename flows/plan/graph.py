@@ -17,7 +17,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
-from hacrl_core.config.problems import ArithmeticProblems, PresetProblems
+from hacrl_core.config.problems import ArithmeticProblems, PresetProblems, TaskProblems
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.learning.shape import KNOWN, Shape, dense
 from stages.spec import Outcome, StageCall
@@ -139,7 +139,7 @@ def workload_of(config: CampaignConfig, device: str, gpus: int) -> Workload:
 def problem_count(benchmark: BenchmarkConfig) -> int:
     """Return how many problems a benchmark has: by its own setting, by its name, else a guess."""
     problems = benchmark.problems
-    if isinstance(problems, ArithmeticProblems):
+    if isinstance(problems, ArithmeticProblems | TaskProblems):
         return problems.size or UNKNOWN_PROBLEMS
     name = problems.name if isinstance(problems, PresetProblems) else problems.source or benchmark.name
     return problems.filters.max_problems or PROBLEMS.get(name, UNKNOWN_PROBLEMS)
