@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _place(task: str) -> Path | None:
     first, _, rest = task.partition(":")
     module = rest if first == "module" else first
     top = module.partition(".")[0]
-    if top in ("hacrl_core", "hacrl"):
+    if top in ("hacrl_core", "hacrl") or top in sys.stdlib_module_names:
         return None
     try:
         spec = importlib.util.find_spec(top)
