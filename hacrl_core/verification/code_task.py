@@ -86,7 +86,7 @@ def _lists(rng: random.Random, steps: int) -> Problem:
         lambda n: (f"drop {n}", f"{{}}[{n}:]", lambda x: x[n:]),
         lambda n: (f"take {n + 3}", f"{{}}[:{n + 3}]", lambda x: x[: n + 3]),
     ]
-    ends: list[Step] = [("sum", "sum({})", sum), ("max", "max({})", max), ("len", "len({})", len)]
+    ends: list[Step] = [("sum", "sum({})", sum), ("max", "max({})", max), ("last", "{}[-1]", lambda x: x[-1])]
     chosen = [rng.choice(offered)(rng.randint(1, 2)) for _ in range(steps - 1)]
     inputs = [[rng.randint(0, 30) for _ in range(rng.randint(8, 10))] for _ in range(_TESTS)]
     return _problem("lists", "x", [*chosen, rng.choice(ends)], inputs)
