@@ -61,9 +61,20 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 
 test-quick: dev  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not hostile"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster"
+
+test-quick: dev  ## The tests that take seconds
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not cluster"
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
+
+# Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
+NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --
+
+test-cluster: dev  ## Stages on Ray's fake cluster of three nodes: equal digests, kills of everything (KILLS=50)
+	@$(NAMESPACE) $(BIN)/pytest -m cluster tests/cluster -s
+	@$(NAMESPACE) $(BIN)/python -m tests.cluster.kills --kills $${KILLS:-50}
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -81,8 +92,8 @@ test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an o
 flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
 
-# A kill takes about 20 seconds; the time that the campaigns may take grows with their number.
-chaos: dev  ## Kill campaigns, anywhere, and compare the end with one left alone (KILLS=100: half an hour on two cores)
+# The time that the campaigns may take grows with the number of kills.
+chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with one left alone (KILLS=100; 1000 for a night)
 	@kills=$${KILLS:-100}; $(BIN)/python -m tests.chaos.chaos --kills $$kills --full $$((kills / 10)) --minutes $$((kills * 2 / 5 + 1))
 
 .venv/bench-ready: .venv/ready requirements-bench.lock
@@ -107,6 +118,9 @@ bench-plan: setup  ## hacrl plan against the clock: predicted and measured itera
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
+bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-135M against transformers' generate
+	@$(BIN)/python benchmarks/generate_real.py
+
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
@@ -130,4 +144,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean

@@ -99,16 +99,8 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     config = history.config
     if agent not in config.agents:
         raise ConfigError(f"agent {agent}: not in campaign {campaign}; its agents are {', '.join(config.agents)}")
-    versions = history.versions[agent]
-    if not versions:
-        raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
-    number = _version_number(history, agent, wanted)
-    version, name = versions[number], f"{campaign}/{agent}@{number}"
-    if store.is_collected(version.stage, version.key):
-        available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
-        raise ConfigError(
-            f"agent {name}: its files were collected by a keep policy; versions with files: {', '.join(available)}"
-        )
+    number, version = _find_version(history, agent, wanted)
+    name = f"{campaign}/{agent}@{number}"
     return Subject(
         name=name,
         version=_complete(store, version, name),
@@ -121,6 +113,28 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         own_code=config.agents[agent].own_code,
         benchmarks=config.evaluate.benchmarks,
     )
+
+
+def version_files(history: History, agent: str, wanted: str) -> Path:
+    """Return the verified checkpoint folder of a campaign's agent: ``latest``, ``best`` or a number of iterations."""
+    number, version = _find_version(history, agent, wanted)
+    return _complete(history.store, version, f"{history.config.name}/{agent}@{number}").path
+
+
+def _find_version(history: History, agent: str, wanted: str) -> tuple[int, Entry]:
+    """Return a version's number and entry; raise ConfigError where there is none, or its files are not kept."""
+    versions, name = history.versions[agent], f"{history.config.name}/{agent}"
+    if not versions:
+        raise ConfigError(f"agent {name}: has no version yet; start its campaign with hacrl run")
+    number = _version_number(history, agent, wanted)
+    version, store = versions[number], history.store
+    if store.is_collected(version.stage, version.key):
+        available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
+        raise ConfigError(
+            f"agent {name}@{number}: its files were collected by a keep policy; versions with files: "
+            f"{', '.join(available)}"
+        )
+    return number, version
 
 
 def _version_number(history: History, agent: str, wanted: str) -> int:

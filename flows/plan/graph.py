@@ -10,8 +10,7 @@ from pathlib import Path
 
 from flows.campaign import run_campaign
 from flows.plan.rates import Workload
-from flows.run.executors import LIGHT_STAGES
-from flows.run.placement import gpus_of, turns_of
+from flows.run.placement import Role, gpus_of, role_of, seats_of, turns_of
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.agents import AgentConfig
@@ -48,14 +47,15 @@ class Task:
 class Recorder:
     """A runner that runs nothing: it writes down the calls and what each of them waits for."""
 
-    workers: Mapping[str, str]  # agent → the process that it shares with nobody, or the turn that it shares
+    workers: Mapping[tuple[str, Role], str]  # agent and role → the process that runs it, or the turn that it shares
     tasks: list[Task] = field(default_factory=list)
     _waited: set[int] = field(default_factory=set)
 
     def submit(self, call: StageCall) -> "Recorded":
         """Add a call; what the campaign has waited for so far comes before it."""
         needs = {item.number for item in call.inputs.values() if isinstance(item, Recorded)} | self._waited
-        worker = "" if call.stage in LIGHT_STAGES else self.workers[call.agent]
+        role = role_of(call.stage)
+        worker = "" if role == "here" else self.workers[call.agent, role]
         self.tasks.append(Task(call, tuple(sorted(needs)), worker))
         return Recorded(call, len(self.tasks) - 1, self)
 
@@ -81,8 +81,8 @@ class Recorded:
         return Outcome(ArtifactRef(self.call.stage, self.call.label, "", Path()), False, 0.0, {})
 
     def done(self) -> bool:
-        """Always: nothing runs."""
-        return True
+        """Never: the campaign goes on to the next iteration before this call ends."""
+        return False
 
 
 class PlannedCalls(StageCalls):
@@ -114,11 +114,14 @@ def record_graph(config: CampaignConfig, iterations: int | None = None) -> list[
     return recorder.tasks
 
 
-def workers_of(config: CampaignConfig) -> dict[str, str]:
-    """Return which agents share a worker's turn: those whose GPUs overlap have one name between them."""
+def workers_of(config: CampaignConfig) -> dict[tuple[str, Role], str]:
+    """Return the process that serves each role of each agent; those whose GPUs overlap have one name between them."""
     turns = turns_of(config)
     first: dict[int, str] = {}
-    return {agent: first.setdefault(id(turns[agent]), agent) if agent in turns else agent for agent in config.agents}
+    return {
+        which: first.setdefault(id(turns[seat.name]), seat.name) if seat.name in turns else seat.name
+        for which, seat in seats_of(config).items()
+    }
 
 
 def workload_of(config: CampaignConfig, device: str, gpus: int) -> Workload:

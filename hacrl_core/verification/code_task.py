@@ -63,8 +63,15 @@ def problems(seed: int, kinds: Sequence[Kind] = ("numbers", "lists"), steps: int
     """Yield chains of steps to be written as one expression, without end: ``x add 7 times 3`` → ``(x+7)*3``."""
     rng = random.Random(seed)
     while True:
-        kind = rng.choice(list(kinds))
-        yield _numbers(rng, steps) if kind == "numbers" else _lists(rng, steps)
+        yield _draw(rng, rng.choice(list(kinds)), steps)
+
+
+def _draw(rng: random.Random, kind: Kind, steps: int) -> Problem:
+    """Return a problem that no constant solves."""
+    while True:
+        problem = _numbers(rng, steps) if kind == "numbers" else _lists(rng, steps)
+        if len({test["expected"] for test in problem.tests}) > 1:
+            return problem
 
 
 def _numbers(rng: random.Random, steps: int) -> Problem:
@@ -114,6 +121,6 @@ def _problem(kind: Kind, name: str, steps: Sequence[Step], inputs: Sequence[Any]
 def examples() -> list[Example]:
     """Return responses whose verdicts are known."""
     rng = random.Random(0)
-    made = [_numbers(rng, 3), _lists(rng, 3)]
+    made = [_draw(rng, "numbers", 3), _draw(rng, "lists", 3)]
     hostile = ("__import__('os')._exit(0)", "type('L', (int,), {'__eq__': lambda s, o: True})()", "[0]*10**12")
     return [Example(each, right=(each.solution,), wrong=("0", "x", ""), hostile=hostile) for each in made]
