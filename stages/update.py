@@ -118,8 +118,7 @@ def _train_here(
     weights = sum(p.numel() * p.element_size() for p in agent.model.parameters())
 
     def published(ref: ArtifactRef) -> None:
-        if trained is not None:
-            context.warm.keep_agent(trained, ref.path, ref.digest, device=context.device)
+        context.warm.keep_agent(trained, ref.path, ref.digest, device=context.device)
         give_back_memory(weights)  # gradient, moments and activations are freed by now
 
     return metrics, published

@@ -1,5 +1,6 @@
 """LoRA through peft (imported only when asked for): attach, and save both the adapter and the merged weights."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,20 @@ def save(wrapped: Any, model: PreTrainedModel, folder: Path) -> dict[str, Tensor
     return plain
 
 
+def merge(wrapped: Any) -> None:
+    """Turn the adapted model back into a plain one with the weights that ``save`` returned."""
+    model = wrapped.merge_and_unload()
+    model.requires_grad_(True)
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        model.__dict__.pop(name, None)
+
+
 def write_adapter(adapter: dict[str, Tensor], settings: Any, folder: Path) -> None:
     """Write an adapter's tensors and peft's settings into ``folder/adapter``."""
     file = adapter_file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(adapter, file, metadata={"format": "pt"})
-    settings.save_pretrained(file.parent)
+    # Where the base was read from is no part of an artifact's content.
+    plain = copy.copy(settings)
+    plain.base_model_name_or_path = None
+    plain.save_pretrained(file.parent)

@@ -41,7 +41,7 @@ def score_sequences(
         with out_of_memory_explained(agent.checkpoint, doing, remedy):
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
                 hidden_RH = response_states(agent.model, batch)
-            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
+            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=device)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
             outcome = fused_pass(
                 hidden_RH,

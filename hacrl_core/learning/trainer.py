@@ -185,14 +185,20 @@ class Trainer:
         checkpoints.save_model(self.agent, folder, merged)
         checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates, files=self.config.files_of_state)
 
-    def trained(self) -> Agent | None:
-        """Return the agent as if loaded from what ``save`` wrote; None where LoRA or checkpointing changed the model.
+    def trained(self) -> Agent:
+        """Return the agent as if loaded from what ``save`` wrote, so that no stage has to read it again.
 
-        The trainer's memory is freed, so it cannot be used afterwards.
+        Adapters are merged, as in the file. The trainer's memory is freed, so it cannot be used afterwards.
         """
         for parameter in self._parameters:
             parameter.grad = None
-        return self.agent if self._adapters is None and not self.config.gradient_checkpointing else None
+        if self._adapters is not None:
+            lora.merge(self._adapters)
+            self._adapters = None
+        if self.config.gradient_checkpointing:
+            self.agent.model.gradient_checkpointing_disable()
+            self.agent.model.eval()
+        return self.agent
 
     def peak_memory_bytes(self) -> int:
         """Return the peak of the process (CPU) or of the device's allocator (CUDA)."""
@@ -251,7 +257,7 @@ class Trainer:
             torch.from_numpy(batch.targets_R).to(device, non_blocking=True),
             batch.lengths,
             torch.from_numpy(batch.rows_B).to(device, non_blocking=True),
-            plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb),
+            plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb, device=device),
             temperature=config.temperature,
             objective=objective,
             gradients=gradients,

@@ -34,7 +34,9 @@ class Settles(Protocol):
 
 
 _CHUNK_ELEMENTS = 8 << 20  # logits of small vocabularies: enough rows to forget the Python around them
-_CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at full speed
+_CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at full speed on a CPU
+# On a GPU each chunk also reads and writes the head's whole gradient, so that few rows would be bound by its memory.
+_CHUNK_TOKENS_GPU = 2048
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,19 @@ class Outcome:
 
 
 def plan_chunks(
-    lengths: Sequence[int], vocabulary: int, *, max_logits_mb: int = 256, chunk_tokens: int | None = None
+    lengths: Sequence[int],
+    vocabulary: int,
+    *,
+    max_logits_mb: int = 256,
+    chunk_tokens: int | None = None,
+    device: torch.device | None = None,
 ) -> list[Chunk]:
     """Plan which sequences share the buffer of logits.
 
-    Whole sequences go together up to ``chunk_tokens`` rows; one alone up to ``max_logits_mb`` of logits; longer ones in
-    pieces.
+    Whole sequences go together up to ``chunk_tokens`` rows (by default what suits the device); one alone up to
+    ``max_logits_mb`` of logits; longer ones in pieces.
     """
-    together = chunk_tokens or max(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
+    together = chunk_tokens or chunk_rows(vocabulary, on_gpu=device is not None and device.type == "cuda")
     alone = max(together, max_logits_mb * (1 << 20) // (4 * vocabulary))
     chunks: list[Chunk] = []
     start = 0
@@ -98,6 +105,11 @@ def plan_chunks(
             chunks.append(Chunk(row, row + 1, (slice(start, stop),)))
         start = stop
     return chunks
+
+
+def chunk_rows(vocabulary: int, *, on_gpu: bool) -> int:
+    """Return how many rows of logits are computed together."""
+    return max(_CHUNK_TOKENS_GPU if on_gpu else _CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
 
 
 @contextmanager

@@ -125,6 +125,15 @@ def agent_of(
     return rank.agent  # type: ignore[return-value]
 
 
+def first_of(rank: Rank, checkpoint: Path, digest: str, numerics: Numerics, *, own_code: bool = False) -> ShardedAgent:
+    """Return the rank's part of a first version, the reference of KL; it is kept beside the newest one."""
+    kept = rank.first
+    if kept is None or (kept.digest, kept.numerics) != (digest, numerics):
+        rank.first = None
+        rank.first = load_sharded(rank, checkpoint, digest, numerics, own_code=own_code)
+    return rank.first  # type: ignore[return-value]
+
+
 @dataclass(frozen=True)
 class Published:
     """A task: what was trained last is now the version of this digest."""

@@ -80,6 +80,7 @@ class Rank:
     mesh: DeviceMesh
     control: Any  # a gloo group for small facts, whatever the gradients travel on
     agent: "ShardedAgent | None" = None  # kept from the last task
+    first: "ShardedAgent | None" = None  # the reference of KL, kept beside it
     progress: Callable[[int, int, str], None] = lambda done, total, note: None
 
     def gather(self, value: Result) -> list[Result]:
@@ -185,7 +186,7 @@ class RankGroup:
         if RankGroup._current is self:
             RankGroup._current = None
         if hasattr(self, "rank"):
-            self.rank.agent = None
+            self.rank.agent = self.rank.first = None
         for peer in self._peers:
             peer.kill()
         if dist.is_initialized():

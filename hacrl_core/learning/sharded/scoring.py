@@ -47,7 +47,7 @@ def score_sharded(
         def work(model: nn.Module) -> torch.Tensor:
             hidden_RH = response_states(model, batch)
             head = read_head(model)
-            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
+            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=rank.device)
             return fused_pass(
                 hidden_RH,
                 head,

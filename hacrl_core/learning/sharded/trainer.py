@@ -222,7 +222,8 @@ class ShardedTrainer:
         def work(model: nn.Module) -> Tensor:
             hidden_RH = response_states(model, batch)
             head = read_head(model)
-            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=self.config.max_logits_mb)
+            limit = self.config.max_logits_mb
+            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=limit, device=device)
 
             def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, gradients: Gradients | None) -> Tensor:
                 outcome = fused_pass(
