@@ -44,11 +44,12 @@ def test_gspo_xn_has_the_rollouts_that_n_agents_share():
 
 
 def test_only_a_result_that_changed_has_another_identity():
-    old = set(HacpoConfig.model_fields) - {"ratio_length", "gradient_cosine_every"}
+    old = set(HacpoConfig.model_fields) - {"ratio_length", "gradient_cosine_every", "method"}
     assert set(preset("hacpo").identity()) == old
     assert set(preset("hacpo", gradient_cosine_every=3).identity()) == old
     assert set(preset("hacpo", ratio_length="learner").identity()) == old | {"ratio_length"}
     assert set(preset("hacpo_calibrated").identity()) == old | {"calibrated_for"}
+    assert set(preset("topr").identity()) == old | {"method", "method_version"}
 
 
 def test_unknown_names_say_what_there_is():
