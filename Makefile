@@ -57,13 +57,16 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not bucket"
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not bucket"
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
+
+test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
+	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -120,4 +123,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-bucket vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean

@@ -104,7 +104,7 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
     number = _version_number(history, agent, wanted)
     version, name = versions[number], f"{campaign}/{agent}@{number}"
-    if store.is_collected(version.stage, version.key):
+    if not store.fetch(version.stage, version.key) and store.is_collected(version.stage, version.key):
         available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
         raise ConfigError(
             f"agent {name}: its files were collected by a keep policy; versions with files: {', '.join(available)}"

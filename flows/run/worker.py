@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from flows.run.events import Listener
 from flows.run.placement import Placement, Turn
 from flows.run.signals import die_with_parent, wake_main_thread
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
@@ -272,7 +272,7 @@ def _serve(
     _silence_libraries()
     warm = WarmModels(own_code=place.own_code)
     chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
+    store = open_store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(
         progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
         warn=lambda message: pipe.send(("warn", message)),
