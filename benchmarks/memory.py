@@ -52,8 +52,9 @@ def measure(case: dict) -> dict:
     from hacrl_core.agents.agent import Agent
     from hacrl_core.config.generation import GenerateConfig
     from hacrl_core.config.training import ScoreConfig, UpdateConfig
-    from hacrl_core.learning.memory import estimate, shape_of
+    from hacrl_core.learning.memory import estimate
     from hacrl_core.learning.sequences import TrainSequence
+    from hacrl_core.learning.shape import shape_of
     from stages import memory as peak
 
     torch.set_num_threads(1)

@@ -2,8 +2,9 @@
 learns.
 
 ``run.submit`` hands a stage call to a runner and returns a handle at once. Handles are inputs of later calls, so stages
-of different agents run side by side and wait only for what they need. Only the agents' versions and the capability pass
-from one iteration to the next, and both are artifacts: to resume, run the same command again.
+of different agents run side by side and wait only for what they need. An agent that has learned goes on to the next
+iteration while others still learn. Only the agents' versions and the capability pass from one iteration to the next,
+and both are artifacts: to resume, run the same command again.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class Runner(Protocol):
 
 
 Handles = dict[str, Handle]
+# Iterations under way at a time: an agent that is ahead works on the next one while others finish this one.
+UNDER_WAY = 2
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,25 @@ def run_campaign(config: CampaignConfig, calls: StageCalls, run: Runner) -> Stat
     origins = {agent: run.submit(calls.origin(agent)) for agent in config.agents}
     state = State(versions=origins, credit={})
     evaluate(config, calls, run, state, iteration=0)
+    under_way: dict[int, Handles] = {}
     for iteration in range(config.iterations):
+        conclude(run, under_way, at_most=UNDER_WAY - 1)
         state = run_iteration(config, calls, run, state, origins, iteration)
         evaluate(config, calls, run, state, iteration + 1)
-        for handle in state.versions.values():
-            handle.outcome()
-        run.iteration_done(iteration)
+        under_way[iteration] = state.versions
+    conclude(run, under_way, at_most=0)
     return state
+
+
+def conclude(run: Runner, under_way: dict[int, Handles], at_most: int) -> None:
+    """Report the iterations in which every agent has its version; wait for the oldest while too many are under way."""
+    for iteration, versions in list(under_way.items()):
+        if len(under_way) <= at_most and not all(handle.done() for handle in versions.values()):
+            return
+        for handle in versions.values():
+            handle.outcome()
+        del under_way[iteration]
+        run.iteration_done(iteration)
 
 
 def run_iteration(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import campaigns, configs, servers, store, sweeps, track, views
+from flows.commands import campaigns, configs, plan, servers, store, sweeps, track, views
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
@@ -41,6 +41,7 @@ def _options(
 
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
 app.add_typer(campaigns.app)
+app.add_typer(plan.app)
 app.add_typer(views.app)
 app.add_typer(servers.app)
 app.add_typer(sweeps.app)

@@ -8,7 +8,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification.verifiers import verifier_source
+from hacrl_core.verification.verifiers import resolve_verifier, reward_sources, verifier_source
 from stages.adopt import AdoptSlice
 from stages.credit import CreditSlice
 from stages.evaluate import EvaluateSlice
@@ -37,7 +37,9 @@ class StageCalls:
             load_problems(config.problems).content_digest if problems_digest is None else problems_digest
         )
         self._benchmark_digests: dict[str, str] = {}
-        self._verifier_source = verifier_source(config.verify.verifier)
+        self._verify = resolve_verifier(config.verify, config.problems)
+        self._verifier_source = verifier_source(self._verify.verifier)
+        self._reward_sources = reward_sources(self._verify)
 
     def origin(self, agent: str) -> StageCall:
         """The agent's first version: trained from nothing, or imported from an existing checkpoint."""
@@ -86,11 +88,11 @@ class StageCalls:
 
     def verify(self, agent: str, rollouts: Handle, prompts: Handle, iteration: int) -> StageCall:
         """A verdict and a reward for each of the agent's responses."""
-        verify = self.config.verify
+        verify = self._verify
         if self.config.divergence.on_verifier_failure == "skip":
             # The stage accepts any number of verifier errors; the update then decides whether to skip.
             verify = verify.model_copy(update={"max_error_share": 1.0})
-        config = VerifySlice(verify=verify, verifier_source=self._verifier_source)
+        config = VerifySlice(verify=verify, verifier_source=self._verifier_source, reward_sources=self._reward_sources)
         inputs = {"rollouts": rollouts, "prompts": prompts}
         return StageCall("verify", config, inputs, None, agent, iteration)
 
@@ -172,12 +174,13 @@ class StageCalls:
 
     def evaluate(self, agent: str, version: Handle, benchmark: BenchmarkConfig, iteration: int) -> StageCall:
         """A version's results on a benchmark, after ``iteration`` iterations."""
+        verify = resolve_verifier(self.config.verify, benchmark.problems, benchmark=True)
         config = EvaluateSlice(
             benchmark=benchmark,
             content_digest=self._benchmark_digest(benchmark),
             generate=self.config.generation(agent),
-            verify=self.config.verify,
-            verifier_source=self._verifier_source,
+            verify=verify,
+            verifier_source=verifier_source(verify.verifier),
             chat_template=self.config.agents[agent].template_override,
             template_options=self.config.agents[agent].template_options,
         )
@@ -191,6 +194,7 @@ class StageCalls:
             "benchmarks": {b.name: self._benchmark_digest(b) for b in self.config.evaluate.benchmarks},
             "checkpoints": {a: source_digest(s.checkpoint) for a, s in self.config.agents.items() if s.checkpoint},
             "verifier": self._verifier_source,
+            **({"rewards": self._reward_sources} if self._reward_sources else {}),
         }
 
     def _score_slice(self, learner: str, samplers: tuple[str, ...], iteration: int) -> ScoreSlice:

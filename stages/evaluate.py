@@ -41,8 +41,9 @@ class EvaluateSlice(StrictConfig):
         """Return what changes a result: neither the benchmark's schedule nor the sampling limits of training do."""
         return {
             "benchmark": self.benchmark.model_dump(
-                mode="json", include={"problems", "samples", "temperature", "top_p", "max_tokens", "ks"}
-            ),
+                mode="json", include={"samples", "temperature", "top_p", "max_tokens", "ks"}
+            )
+            | {"problems": self.benchmark.problems.identity()},
             "content_digest": self.content_digest,
             # Metrics carry the benchmark's name.
             "name": self.benchmark.name,
@@ -82,6 +83,7 @@ def run(
         [p.answer for p in repeated],
         config.verification,
         context,
+        problems=repeated,
         truncated=[g.finish_reason == "length" for g in generations],
     )
     columns = _columns(repeated, generations, verdicts, config.benchmark.samples)

@@ -18,6 +18,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, verify_batch
 from stages.spec import Context
 
@@ -80,6 +81,7 @@ def verify_resumable(
     config: VerifyConfig,
     context: Context,
     *,
+    problems: Sequence[Problem] | None = None,
     truncated: Sequence[bool] | None = None,
     token_counts: Sequence[int] | None = None,
 ) -> list[Verdict]:
@@ -97,6 +99,7 @@ def verify_resumable(
             [responses[i] for i in part],
             [golds[i] for i in part],
             config,
+            problems=None if problems is None else [problems[i] for i in part],
             token_counts=None if token_counts is None else [token_counts[i] for i in part],
             truncated=None if truncated is None else [truncated[i] for i in part],
             on_progress=_verification_progress(context, len(found), len(responses)),
@@ -151,7 +154,8 @@ def _verdicts_on_disk(folder: Path | None, asked: Sequence[str]) -> dict[int, Ve
     for path in sorted(folder.glob("verdicts-*.json")) if folder is not None else ():
         for index, question, row in read_shard(path, "verdicts") or ():
             if index < len(asked) and asked[index] == question:
-                found[index] = Verdict(**{**row, "verdict": VerdictKind(row["verdict"])})
+                known = {name: _frozen(value) for name, value in row.items()}
+                found[index] = Verdict(**{**known, "verdict": VerdictKind(row["verdict"])})
     return found
 
 

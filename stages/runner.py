@@ -66,7 +66,7 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             finished=time.time(),
             seconds=seconds,
             commit=_commit(),
-            packages=_packages(),
+            packages=package_versions(),
             hardware=_hardware(),
             process=f"{os.getpid()}",
             peak_memory_bytes=highest.host_bytes,
@@ -114,7 +114,8 @@ def _commit() -> str:
 
 
 @cache
-def _packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that decide numbers."""
     found = {}
     for name in ("hacrl", "torch", "transformers", "pyarrow", "math-verify", "numpy", "triton"):
         try:

@@ -11,7 +11,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.problems import ProblemsConfig
 from hacrl_core.contracts.manifest import canonical_json
-from hacrl_core.contracts.tables import PROMPTS
+from hacrl_core.contracts.tables import PROMPTS, PROMPTS_2
 from hacrl_core.errors import StageError
 from hacrl_core.problems import Problem, ProblemSet, load_problems, within_length
 from stages.spec import Context, OutFolder, Result, Stage, required_seed
@@ -44,7 +44,9 @@ def run(
         "source": [p.source for p in drawn],
         "tags": [canonical_json(dict(p.tags)) for p in drawn],
     }
-    out.write(PROMPTS, columns)
+    if any(p.columns for p in drawn):
+        columns["columns"] = [canonical_json(dict(p.columns)) for p in drawn]
+    out.write(PROMPTS_2 if "columns" in columns else PROMPTS, columns)
     return Result({"sample/prompts": float(len(drawn))})
 
 

@@ -42,6 +42,9 @@ class Handle(Protocol):
     def outcome(self) -> Outcome:
         """Wait for the stage and return its outcome; raises what the stage raised."""
 
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+
 
 @dataclass(frozen=True)
 class StageCall:

@@ -1,16 +1,22 @@
 """verify: rollouts + answers → a verdict and a reward for each response."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow.compute as pc
+from pydantic import Field
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.verification import VerifyConfig
-from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, TIMINGS, VERDICTS, read_table
+from hacrl_core.contracts.manifest import canonical_json
+from hacrl_core.contracts.tables import PROMPTS_2, ROLLOUTS, TIMINGS, VERDICTS, VERDICTS_2, read_table
+from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, check_error_share, response_is_boxed
+from hacrl_core.verification.verdict import metric_name
 from stages.partial import verify_resumable
 from stages.spec import Context, OutFolder, Result, Stage
 
@@ -20,6 +26,7 @@ class VerifySlice(StrictConfig):
 
     verify: VerifyConfig
     verifier_source: str = ""  # digest of the user's own verifier
+    reward_sources: Annotated[dict[str, str], IdentityUnlessDefault] = Field(default_factory=dict)
 
 
 def run(
@@ -27,27 +34,34 @@ def run(
 ) -> Result:
     """Compare every response with its prompt's answer."""
     rollouts = read_table(inputs["rollouts"].path / "rollouts.parquet", ROLLOUTS)
-    prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS)
-    answers = dict(zip(prompts["prompt_id"].to_pylist(), prompts["answer"].to_pylist(), strict=True))
+    prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS_2)
+    asked = {row["prompt_id"]: _problem(row) for row in prompts.to_pylist()}
     ids, prompt_ids = rollouts["rollout_id"].to_pylist(), rollouts["prompt_id"].to_pylist()
-    golds = [answers[prompt] for prompt in prompt_ids]
+    problems = [asked[prompt] for prompt in prompt_ids]
+    golds = [problem.answer for problem in problems]
     lengths = pc.list_value_length(rollouts["response_token_ids"]).to_pylist()
     responses = rollouts["response_text"].to_pylist()
     truncated = [reason == "length" for reason in rollouts["finish_reason"].to_pylist()]
-    verdicts = verify_resumable(responses, golds, config.verify, context, truncated=truncated, token_counts=lengths)
+    verdicts = verify_resumable(
+        responses, golds, config.verify, context, problems=problems, truncated=truncated, token_counts=lengths
+    )
     check_error_share(verdicts, config.verify)
     counts = Counter(v.verdict.value for v in verdicts)
-    out.write(
-        VERDICTS,
-        {
-            "rollout_id": ids,
-            "prompt_id": prompt_ids,
-            "reward": [v.reward for v in verdicts],
-            "verdict": [v.verdict.value for v in verdicts],
-            "extracted_answer": [v.extracted_answer for v in verdicts],
-            "verifier": [v.verifier for v in verdicts],
-        },
-    )
+    columns: dict[str, list[Any]] = {
+        "rollout_id": ids,
+        "prompt_id": prompt_ids,
+        "reward": [v.reward for v in verdicts],
+        "verdict": [v.verdict.value for v in verdicts],
+        "extracted_answer": [v.extracted_answer for v in verdicts],
+        "verifier": [v.verifier for v in verdicts],
+    }
+    detailed = bool(config.verify.rewards) or any(v.parts or v.metrics or v.raw != v.reward for v in verdicts)
+    if detailed:
+        columns["raw_reward"] = [v.raw for v in verdicts]
+        columns["parts"] = [canonical_json(dict(v.parts)) for v in verdicts]
+        columns["metrics"] = [canonical_json(dict(v.metrics)) for v in verdicts]
+        columns["message"] = [v.message for v in verdicts]
+    out.write(VERDICTS_2 if detailed else VERDICTS, columns)
     out.write(TIMINGS, {"rollout_id": ids, "milliseconds": [v.milliseconds for v in verdicts]}, measured=True)
     judged = [v.reward for v in verdicts if v.verdict is not VerdictKind.ERROR]
     metrics = {
@@ -58,7 +72,25 @@ def run(
     }
     for kind in ("correct", "incorrect", "unparseable", "timeout"):
         metrics[f"verify/{kind}_share"] = counts[kind] / len(verdicts)
-    return Result(metrics)
+    return Result(metrics | (_detailed_metrics(verdicts) if detailed else {}))
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    """The problem as a verifier reads it, from a row of the prompts."""
+    tags, columns = json.loads(row["tags"]), json.loads(row["columns"])
+    return Problem(row["prompt_id"], tuple(row["messages"]), row["answer"], row["source"], tags, columns)
+
+
+def _detailed_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Means of the raw reward, of each part and of each metric, over the responses that have it."""
+    judged = [v for v in verdicts if v.verdict is not VerdictKind.ERROR]
+    found: dict[str, list[float]] = {"verify/raw_reward_mean": [v.raw for v in judged]}
+    for verdict in judged:
+        for name, value in verdict.parts.items():
+            found.setdefault(f"verify/part/{metric_name(name)}", []).append(value)
+        for name, value in verdict.metrics.items():
+            found.setdefault(f"verify/metric/{metric_name(name)}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items() if values}
 
 
 def _truncated_guesses(verdicts: Sequence[Verdict], responses: Sequence[str], truncated: Sequence[bool]) -> int:

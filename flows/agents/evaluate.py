@@ -38,7 +38,7 @@ from flows.store.bucket import uploading
 from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.seeding import derive_seed
-from hacrl_core.verification.verifiers import verifier_source
+from hacrl_core.verification.verifiers import resolve_verifier, verifier_source
 from stages.evaluate import EvaluateSlice
 from stages.spec import Context, Handle, Outcome, StageCall
 
@@ -81,7 +81,7 @@ def evaluate_agent(
 
 
 def _evaluate_call(subject: Subject, benchmark: BenchmarkConfig, changes: Changes) -> StageCall:
-    verify = change_verification(subject.verify, changes)
+    verify = change_verification(resolve_verifier(subject.verify, benchmark.problems, benchmark=True), changes)
     config = EvaluateSlice(
         benchmark=benchmark,
         content_digest=problems_digest(benchmark),

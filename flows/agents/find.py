@@ -17,7 +17,7 @@ from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import read_yaml, validate
-from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, PresetName
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, PresetName, TaskProblems
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError
 from hacrl_core.problems import load_problems
@@ -188,7 +188,7 @@ def change_benchmark(benchmark: BenchmarkConfig, changes: Changes) -> BenchmarkC
     if changes.samples is not None:
         raw["ks"] = [k for k in benchmark.ks if k <= changes.samples]
     if changes.limit is not None:
-        if isinstance(benchmark.problems, ArithmeticProblems):
+        if isinstance(benchmark.problems, ArithmeticProblems | TaskProblems):
             settings, key = raw["problems"], "size"
         else:
             settings, key = raw["problems"]["filters"], "max_problems"

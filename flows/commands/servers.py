@@ -43,6 +43,15 @@ def up(
     prefect_port: Annotated[int, typer.Option(min=1, max=65535)] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535)] = 5000,
     limit: Annotated[int, typer.Option(min=1, help="How many scheduled campaigns may run at a time.")] = 4,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Also start the head of a Ray cluster on loopback, for trying: hacrl run … --set runtime.executor=ray "
+            "--set runtime.address=127.0.0.1:6379 (docs/cluster.md).",
+        ),
+    ] = False,
+    ray_port: Annotated[int, typer.Option(min=1, max=65535)] = 6379,
     foreground: Annotated[
         bool,
         typer.Option(
@@ -61,7 +70,9 @@ def up(
         os.environ[POSTGRES] = postgres
     else:
         os.environ.pop(POSTGRES, None)
-    options = ServerOptions(host, prefect_port, mlflow_port, name or default_name(host), limit)
+    options = ServerOptions(
+        host, prefect_port, mlflow_port, name or default_name(host), limit, ray_port if ray else None
+    )
     servers.up(Console(), Home.find(home), options, foreground=foreground)
 
 

@@ -17,7 +17,8 @@ from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import HacrlError
-from hacrl_core.learning.memory import Estimate, Shape, estimate, shape_of
+from hacrl_core.learning.memory import Estimate, estimate
+from hacrl_core.learning.shape import Shape, shape_of
 from hacrl_core.problems import Problem
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
 from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint

@@ -18,6 +18,7 @@ from hacrl_core.errors import HacrlError
 from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import check_verifier
+from hacrl_core.verification.verifiers import resolve_verifier
 
 
 def campaign_faults(config: CampaignConfig, adopted: Collection[str] = ()) -> list[str]:
@@ -57,7 +58,7 @@ def shared_faults(config: CampaignConfig) -> Iterator[str]:
         except HacrlError as fault:
             yield f"benchmark {benchmark.name}: {fault}"
     try:
-        check_verifier(config.verify)
+        check_verifier(resolve_verifier(config.verify, config.problems))
     except HacrlError as fault:
         yield str(fault)
 

@@ -5,15 +5,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from flows.run.events import Listener
-from flows.run.placement import Placement, placements_of, turns_of
+from flows.run.placement import Placement, role_of, seats_of, turns_of
 from flows.run.worker import Worker, stop_workers
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import run_stage
 from stages.spec import Context, Outcome, StageCall
-
-# Stages that need neither torch nor a device. They take milliseconds and run in the campaign's own process.
-LIGHT_STAGES = ("sample", "credit")
 
 
 class Executor(Protocol):
@@ -42,24 +39,27 @@ class Executor(Protocol):
 
 
 class ProcessExecutor:
-    """Runs each agent's stages in a process of its own on this machine: agents side by side, each kept warm."""
+    """Runs each agent's stages in processes of its own on this machine: agents side by side, each kept warm."""
 
     def __init__(self, config: CampaignConfig, store: Store, listener: Listener | None = None) -> None:
         """``listener`` hears what the processes print; without one their output goes where ours goes."""
         self._store = store
         # Kept from call to call: the problems of a campaign are read once.
         self._context = Context()
+        self._seats = seats_of(config)
         turns = turns_of(config)
+        output = listener.output if listener else None
         self._workers = {
-            name: Worker(name, store.root, place, turn=turns.get(name), output=listener.output if listener else None)
-            for name, place in placements_of(config).items()
+            seat.name: Worker(seat.name, store.root, seat.place, turn=turns.get(seat.name), output=output)
+            for seat in self._seats.values()
         }
 
     def run(self, call: StageCall, listener: Listener) -> Outcome:
-        """Run the call in its agent's process, or in this one if the stage is light."""
-        if call.stage in LIGHT_STAGES:
-            return _run_here(self._store, call, self._context, listener)
-        outcome: Outcome = self._workers[call.agent].run(call, listener)
+        """Run the call in the process of its agent and role, or in this one if it is light."""
+        role = role_of(call.stage)
+        if role == "here":
+            return run_here(self._store, call, self._context, listener)
+        outcome: Outcome = self._workers[self._seats[call.agent, role].name].run(call, listener)
         return outcome
 
     def close(self, *, now: bool) -> None:
@@ -78,7 +78,7 @@ class InProcessExecutor:
 
     def run(self, call: StageCall, listener: Listener) -> Outcome:
         """Run the call here."""
-        return _run_here(self._store, call, self._context_of(call.agent), listener)
+        return run_here(self._store, call, self._context_of(call.agent), listener)
 
     def close(self, *, now: bool) -> None:
         """Keep everything warm for the next executor of the same context."""
@@ -94,7 +94,8 @@ class InProcessExecutor:
         )
 
 
-def _run_here(store: Store, call: StageCall, context: Context, listener: Listener) -> Outcome:
+def run_here(store: Store, call: StageCall, context: Context, listener: Listener) -> Outcome:
+    """Run a call in this process."""
     heard = replace(
         context,
         progress=lambda done, total, note: listener.progress(call, done, total, note),

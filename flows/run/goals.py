@@ -70,6 +70,9 @@ class _NotLookedUp:
     def outcome(self) -> Outcome:
         raise CacheMiss("evaluations are not looked up")
 
+    def done(self) -> bool:
+        return False
+
 
 @dataclass
 class _Count:

@@ -18,7 +18,8 @@ from flows.record.log import FAILED, Logbook
 from flows.record.record import ORIGINS, Entry, Record, read_entries
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
-from flows.run.executors import Executor, ProcessExecutor
+from flows.run.executors import Executor
+from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
 from flows.run.session import run_in_session
 from flows.run.signals import raise_on_signals
@@ -163,7 +164,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
             listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
 
             def make_executor() -> Executor:
-                return executor or ProcessExecutor(campaign.config, campaign.store, listener)
+                return executor or open_executor(campaign.config, campaign.store, listener)
 
             run_in_session(
                 campaign.config, campaign.calls, campaign.store, campaign.record, make_executor, listener, kind

@@ -5,6 +5,7 @@ policy, or damaged since), the stages that made them run again first. How calls 
 subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
 """
 
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, In
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall, find_stage
 
+# How often an evaluation that was put off looks whether it may run.
+DEFERRED_SECONDS = 0.2
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
 THREADS = 256
@@ -32,9 +35,6 @@ class CacheMiss(Exception):
 
 class Pending(Handle, Protocol):
     """A call under way."""
-
-    def done(self) -> bool:
-        """Whether it has ended, well or badly."""
 
     def failed(self) -> bool:
         """Whether it has ended in an error."""
@@ -105,6 +105,12 @@ class StageRunner(ABC):
         self._executor = executor
         self._watch = watch or Watch()
         self._pending: list[Pending] = []
+        # Agents whose benchmarks do not run between a score and the update that follows it.
+        self.deferring: frozenset[str] = frozenset()
+        self.ending = False
+        # By agent and iteration: scores that began, and the updates that follow them.
+        self._scores: set[tuple[str, int | None]] = set()
+        self._updates: dict[tuple[str, int | None], Pending] = {}
 
     def submit(self, call: StageCall) -> Handle:
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
@@ -112,9 +118,13 @@ class StageRunner(ABC):
             bound = call.bound()
             if found := look_up(self.store, self.record, bound):
                 self._finished(bound, found)
+                if call.stage == "update":
+                    self._scores.discard((call.agent, call.iteration))
                 return Done(call, found)
         handle = self._schedule(call)
         self._pending.append(handle)
+        if call.stage == "update":
+            self._updates[call.agent, call.iteration] = handle
         return handle
 
     @abstractmethod
@@ -151,10 +161,32 @@ class StageRunner(ABC):
             self._finished(bound, found)
             return found
         self._watch.before(bound)
+        self._wait_for_update(bound)
+        if bound.stage == "score" and bound.agent in self.deferring:
+            self._scores.add((bound.agent, bound.iteration))
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
         outcome = self._run_with_inputs(call, bound)
         self._finished(bound, outcome)
         return outcome
+
+    def _wait_for_update(self, call: StageCall) -> None:
+        """Put an evaluation off while its agent is between score and update and has weights on the device.
+
+        It waits for nothing that failed: the campaign is ending then.
+        """
+        if call.stage != "evaluate" or call.agent not in self.deferring:
+            return
+        while not self.ending and any(agent == call.agent for agent, _ in self._open_scores()):
+            if any(handle.failed() for handle in list(self._pending)):
+                return
+            time.sleep(DEFERRED_SECONDS)
+
+    def _open_scores(self) -> set[tuple[str, int | None]]:
+        """Return the agents and iterations whose score has begun and whose update has not ended."""
+        for which in list(self._scores):
+            if which in self._updates and self._updates[which].done():
+                self._scores.discard(which)
+        return set(self._scores)
 
     def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:

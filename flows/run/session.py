@@ -11,6 +11,7 @@ from flows.record.record import Record
 from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
+from flows.run.placement import deferring_agents
 from flows.run.runner import StageRunner, first_error
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
@@ -37,6 +38,7 @@ def open_session(runner: R, executor: Executor) -> Iterator[R]:
             raise known from problem
         raise
     finally:
+        runner.ending = True
         executor.close(now=not complete)
 
 
@@ -58,6 +60,7 @@ def run_in_session(
         executor = make_executor()
         watch = Watch(config.divergence, listener.warn)
         runner = kind(store, executor, listener, record, watch, config.runtime.retries)
+        runner.deferring = deferring_agents(config)
         try:
             with open_session(runner, executor):
                 run_campaign(config, calls, runner)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flows.run.events import Listener
+from flows.run.line import Line, urgency_of
 from flows.run.placement import Placement, Turn
 from flows.run.signals import die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
@@ -81,13 +82,14 @@ class Worker:
         self._output = output
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._busy = threading.Lock()
+        self._line = Line()
         self._starting = threading.Lock()
         self._closed = False
 
     def run(self, call: StageCall | Task, listener: Listener) -> Any:
         """Have the process run a bound stage call or a task, and return its outcome; the listener hears of progress."""
-        with self._busy, self._turn.taken_by(self) if self._turn else nullcontext():
+        urgency = urgency_of(call)
+        with self._line.turn(urgency), self._turn.taken_by(self, urgency) if self._turn else nullcontext():
             pipe = self._start(call)
             self._exchange(call, lambda: pipe.send(call))
             while True:
@@ -263,21 +265,16 @@ def _serve(
     os.environ.setdefault("OMP_NUM_THREADS", str(place.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars; the campaign has its own
-    import torch
-
     from hacrl_core.verification import close_pool
     from hacrl_core.warm import WarmModels
 
-    torch.set_num_threads(place.threads)
-    _silence_libraries()
     warm = WarmModels(own_code=place.own_code)
-    chosen = place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     store = open_store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(
         progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
         warn=lambda message: pipe.send(("warn", message)),
         warm=warm,
-        device=chosen,
+        device=prepare_torch(place) if place.needs_torch else "cpu",
         attention=place.attention,
     )
     try:
@@ -307,8 +304,12 @@ def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connec
         return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}; details in {log}")
 
 
-def _silence_libraries() -> None:
+def prepare_torch(place: Placement) -> str:
+    """Import torch with the placement's threads, silence the libraries, and return the device to use."""
+    import torch
     import transformers
 
+    torch.set_num_threads(place.threads)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    return place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")

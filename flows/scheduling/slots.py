@@ -17,7 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 
-from flows.run.placement import gpus_of
+from flows.run.placement import seats_of
 from hacrl_core.config.campaign import CampaignConfig
 
 # The shortest lease that Prefect grants.
@@ -29,7 +29,7 @@ def slot_names(config: CampaignConfig) -> list[str]:
     """Return the slots that a campaign needs: those of its config, else one for each GPU that its agents use."""
     if config.runtime.slots is not None:
         return sorted(set(config.runtime.slots))
-    gpus = {gpu for name, agent in config.agents.items() for gpu in gpus_of(agent, config.generation(name).engine)}
+    gpus = set().union(*(seat.gpus for seat in seats_of(config).values()))
     return [f"gpu {socket.gethostname()} cuda:{gpu}" for gpu in sorted(gpus)]
 
 

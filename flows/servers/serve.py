@@ -1,4 +1,4 @@
-"""The servers' processes: ``python -m flows.servers.serve prefect|mlflow|worker``, the same at home and in a container.
+"""The servers' processes: ``python -m flows.servers.serve prefect|mlflow|worker|ray``, here and in containers.
 
 What they keep and where comes from the environment (Prefect's and MLflow's own variables), so no command line holds a
 password. A host that other machines can reach is refused without credentials.
@@ -29,6 +29,8 @@ from hacrl_core.errors import HacrlError
 
 # The supervisor waits 20 seconds for the worker.
 STOP_SECONDS = 12.0
+# Nothing is kept in Ray's object store; this is the least that it accepts without a warning.
+RAY_STORE_BYTES = 80 << 20
 LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
 # With its own command a campaign is one process below the worker. Prefect's default adds a process in between that
 # loads code from storage; ours is installed.
@@ -39,7 +41,8 @@ def main() -> None:
     """Run the server that the command line names."""
     options = _parser().parse_args()
     try:
-        {"prefect": serve_prefect, "mlflow": serve_mlflow, "worker": serve_worker}[options.server](options)
+        servers = {"prefect": serve_prefect, "mlflow": serve_mlflow, "worker": serve_worker, "ray": serve_ray}
+        servers[options.server](options)
     except HacrlError as problem:
         sys.exit(f"error: {problem}")
 
@@ -231,6 +234,19 @@ def _stop_campaigns_first(stop_worker: Any) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
+# -- Ray ---------------------------------------------------------------------------------------------------------------
+
+
+def serve_ray(options: argparse.Namespace) -> None:
+    """Become the head of a Ray cluster, which listens on loopback only: whoever reaches it may run code."""
+    ray = Path(sys.executable).parent / "ray"
+    if not ray.exists():
+        raise HacrlError("Ray is not installed; pip install 'hacrl[ray]'")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    words = [str(ray), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={options.port}"]
+    os.execv(words[0], [*words, "--include-dashboard=false", f"--object-store-memory={RAY_STORE_BYTES}"])
+
+
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +274,8 @@ def _parser() -> argparse.ArgumentParser:
     worker = servers.add_parser("worker")
     worker.add_argument("--name", default=f"hacrl {socket.gethostname()}")
     worker.add_argument("--limit", type=int, default=4, help="How many campaigns may run at a time.")
+    ray = servers.add_parser("ray")
+    ray.add_argument("--port", type=int, default=6379)
     return parser
 
 

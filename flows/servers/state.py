@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,11 @@ POOL = "hacrl"
 _UNAUTHORIZED = "401"
 # The worker sends a heartbeat every ten seconds.
 _HEARTBEAT_SECONDS = 60
+
+
+def names_of(ray_port: int | None) -> tuple[str, ...]:
+    """Return the servers to run: Prefect, MLflow, a worker and, if it has a port, the head of a Ray cluster."""
+    return NAMES if ray_port is None else (*NAMES, "ray")
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,13 @@ class State:
     # Where both servers keep their state: "sqlite", or PostgreSQL's address without the password.
     database: str
     servers: dict[str, Server] = field(default_factory=dict)
+    # Of the head of a Ray cluster, where one was asked for.
+    ray_port: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The servers of this ``hacrl up``."""
+        return names_of(self.ray_port)
 
     def alive(self, name: str) -> bool:
         """Return whether the server's process is alive."""
@@ -138,7 +151,17 @@ def answers(state: State, server: str, home: Home) -> bool:
     if server == "mlflow":
         address = f"{state.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
         return _get(address, find_credentials(home)) is not None
+    if server == "ray":
+        return _listens(state.ray_port)
     return _worker_polls(state, home)
+
+
+def _listens(port: int | None) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port or 0), timeout=3):
+            return True
+    except OSError:
+        return False
 
 
 def _worker_polls(state: State, home: Home) -> bool:

@@ -19,7 +19,7 @@ from flows.home import Home
 from flows.servers.access import LOOPBACK
 from flows.servers.postgres import POSTGRES, database_url, prefect_environment, without_password
 from flows.servers.processes import TOKEN, Process, processes_with_token, terminate
-from flows.servers.state import NAMES, Server, State, answers, client_host, log_file, write_state
+from flows.servers.state import Server, State, answers, client_host, log_file, write_state
 
 MAX_PAUSE_SECONDS = 60.0
 # A server that ran this long before it ended is restarted at once.
@@ -39,6 +39,8 @@ class ServerOptions:
     # The name under which other machines reach this one.
     name: str | None = None
     limit: int = 4
+    # The port of a Ray head on loopback; None: no Ray.
+    ray_port: int | None = None
 
 
 def default_name(host: str) -> str | None:
@@ -53,6 +55,8 @@ def command(options: ServerOptions, server: str) -> list[str]:
     words = [sys.executable, "-m", "flows.servers.serve", server]
     if server == "worker":
         return [*words, "--limit", str(options.limit)]
+    if server == "ray":
+        return [*words, "--port", str(options.ray_port)]
     port = options.prefect_port if server == "prefect" else options.mlflow_port
     return [*words, "--host", options.host, "--port", str(port), *(["--name", options.name] if options.name else [])]
 
@@ -101,8 +105,9 @@ class Supervisor:
             options.prefect_port,
             options.mlflow_port,
             without_password(database) if database else "sqlite",
+            ray_port=options.ray_port,
         )
-        self._children = {name: Child(name) for name in NAMES}
+        self._children = {name: Child(name) for name in self.state.names}
         self._ending = False
         self._prefect_answered = False
 
@@ -178,8 +183,8 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """End the worker and its campaigns first, while Prefect can still record how they ended."""
-        for name, patience in (("worker", 20.0), ("mlflow", 8.0), ("prefect", 8.0)):
-            popen = self._children[name].popen
+        for name, patience in (("worker", 20.0), ("ray", 8.0), ("mlflow", 8.0), ("prefect", 8.0)):
+            popen = self._children[name].popen if name in self._children else None
             if popen is None:
                 continue
             if popen.poll() is None:

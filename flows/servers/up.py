@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +37,7 @@ MAX_RESTARTS = 3
 # A younger process is still starting; an older one that does not answer has a problem.
 PATIENCE_SECONDS = 120.0
 SUPERVISOR_SECONDS = 45.0
-TITLES = {"prefect": "Prefect", "mlflow": "MLflow", "worker": "worker"}
+TITLES = {"prefect": "Prefect", "mlflow": "MLflow", "worker": "worker", "ray": "Ray"}
 
 
 def up(console: Console, home: Home, options: ServerOptions, *, foreground: bool = False) -> None:
@@ -107,7 +108,7 @@ def show(console: Console, home: Home) -> bool:
         table.add_column(title, no_wrap=True, justify="right" if title in ("process", "memory", "up for") else "left")
     alive = state.supervisor.alive()
     healthy = alive
-    for name in NAMES:
+    for name in state.names:
         fine = answers(state, name, home)
         healthy &= fine
         table.add_row(*_row(state, name, fine))
@@ -125,7 +126,8 @@ def show(console: Console, home: Home) -> bool:
 
 def _row(state: State, name: str, fine: bool) -> list[str]:
     server = state.servers.get(name)
-    address = {"prefect": state.prefect_url, "mlflow": state.mlflow_url}.get(name, "work pool hacrl")
+    addresses = {"prefect": state.prefect_url, "mlflow": state.mlflow_url, "ray": f"127.0.0.1:{state.ray_port}"}
+    address = addresses.get(name, "work pool hacrl")
     if server is None or not server.process.alive():
         return [TITLES[name], "[red]not running[/red]", address, "", "", ""]
     pid = server.process.pid
@@ -164,6 +166,8 @@ def _check_same_place(running: State, options: ServerOptions) -> None:
         raise ConfigError(
             f"servers already run at {running.prefect_url} and {running.mlflow_url}; hacrl down first to move them"
         )
+    if options.ray_port is not None and running.ray_port is None:
+        raise ConfigError("servers already run without Ray; hacrl down first, then hacrl up --ray")
     database = os.environ.get(POSTGRES)
     if database and without_password(database) != running.database:
         raise ConfigError(f"servers already run on {running.database}; hacrl down first to change the database")
@@ -180,7 +184,12 @@ def _end_remains(console: Console, last: State | None) -> None:
 def _prepare(home: Home, options: ServerOptions, last: State | None, console: Console) -> None:
     """Check credentials, ports and the database before anything starts."""
     require_credentials(options.host, find_credentials(home))
-    for server, port in (("prefect", options.prefect_port), ("mlflow", options.mlflow_port)):
+    ports: list[tuple[str, int]] = [("prefect", options.prefect_port), ("mlflow", options.mlflow_port)]
+    if options.ray_port is not None:
+        if find_spec("ray") is None:
+            raise ConfigError("hacrl up --ray: Ray is not installed; pip install 'hacrl[ray]'")
+        ports.append(("ray", options.ray_port))
+    for server, port in ports:
         with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -213,7 +222,8 @@ def _wait_for_state(home: Home, supervisor: Process, token: str) -> None:
 
 def _wait_until_all_answer(console: Console, home: Home, token: str) -> None:
     begun = time.monotonic()
-    waiting = list(NAMES)
+    started = read_state(home)
+    waiting = list(started.names if started is not None else NAMES)
     with console.status("") as status:
         while waiting:
             waited = time.monotonic() - begun

@@ -247,13 +247,21 @@ def collector(home: Home, store: Store, record: Record, warn: Callable[[str], No
     def after(iteration: int) -> None:
         nonlocal warned
         try:
-            collect_after_iteration(home, store, record.config, record.entries())
+            collect_after_iteration(home, store, record.config, entries_until(record.entries(), iteration))
         except Exception as problem:
             if not warned:
                 warn(f"old versions could not be collected, the campaign goes on: {problem}")
             warned = True
 
     return after
+
+
+def entries_until(entries: list[Entry], iteration: int) -> list[Entry]:
+    """Return the entries without the versions of later iterations.
+
+    An agent that is ahead has such versions already. Others may still read its present one.
+    """
+    return [e for e in entries if e.stage != "update" or e.iteration is None or e.iteration <= iteration]
 
 
 def collect_after_iteration(home: Home, store: Store, config: CampaignConfig, entries: list[Entry]) -> int:

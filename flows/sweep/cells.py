@@ -16,8 +16,9 @@ from typing import Any
 from flows.home import Home
 from flows.record.record import Entry, Record
 from flows.run.events import Listener, Listeners
-from flows.run.executors import Executor, InProcessExecutor, ProcessExecutor
+from flows.run.executors import Executor, InProcessExecutor
 from flows.run.placement import placements_of
+from flows.run.ray_executor import open_executor
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
@@ -203,13 +204,11 @@ def run_job(job: Job, store: Store, context: Context) -> Tally:
         return replace(listener.tally, cached=-listener.tally.ran)
     with _open_record(job) as record:
         # GPUs are assigned by process: agents with GPUs of their own run in workers of their own, as in ``hacrl run``.
-        has_gpus = any(agent.gpus for agent in config.agents.values())
-        kind: type[StageRunner] = ThreadRunner if has_gpus else InlineRunner
+        apart = config.runtime.executor == "ray" or any(agent.gpus for agent in config.agents.values())
+        kind: type[StageRunner] = ThreadRunner if apart else InlineRunner
 
         def make_executor() -> Executor:
-            return (
-                ProcessExecutor(config, store) if has_gpus else InProcessExecutor(store, context, placements_of(config))
-            )
+            return open_executor(config, store) if apart else InProcessExecutor(store, context, placements_of(config))
 
         heard = Listeners(listener, _Collect(store, record, context))
         run_in_session(config, calls, store, record, make_executor, heard, kind)

@@ -22,13 +22,23 @@ from stages.spec import Outcome, StageCall
 
 @dataclass
 class _AgentRow:
-    doing: str = "waiting"
+    # Of stages that run side by side, the one that began last is shown.
+    running: list[str] = field(default_factory=list)
     done: int = 0
     total: int = 0
     note: str = ""
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=24))
+    rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=24))
     accuracy: float | None = None
     capability: float | None = None
+
+    @property
+    def doing(self) -> str:
+        """The stage that is shown."""
+        return self.running[-1].partition(" ")[0] if self.running else "waiting"
+
+    def reward(self, iteration: int) -> float | None:
+        """The mean reward of an iteration; the agent may be one ahead."""
+        return next((reward for number, reward in self.rewards if number == iteration), None)
 
 
 class Display(Listener):
@@ -85,7 +95,8 @@ class Display(Listener):
         """Show the stage in its agent's row, and print what changed since it ran last."""
         if call.agent in self._rows:
             row = self._rows[call.agent]
-            row.doing, row.note = call.stage, ""
+            row.running.append(call.label)
+            row.note = ""
             row.done = row.total = 0
         own = [reason for reason in why if not reason.startswith("inputs.")]
         # What merely follows from changed inputs is not repeated for every stage.
@@ -94,7 +105,7 @@ class Display(Listener):
 
     def progress(self, call: StageCall, done: int, total: int, note: str) -> None:
         """Move the agent's bar; outside a terminal, print a warm start's quarters."""
-        if call.agent in self._rows:
+        if call.agent in self._rows and self._rows[call.agent].running[-1:] == [call.label]:
             row = self._rows[call.agent]
             row.done, row.total = done, total
             row.note = note
@@ -112,9 +123,10 @@ class Display(Listener):
         if call.agent not in self._rows:
             return
         row = self._rows[call.agent]
-        row.doing, row.total = "waiting", 0
-        if call.stage == "verify":
-            row.rewards.append(outcome.metrics["verify/reward_mean"])
+        row.running = [label for label in row.running if label != call.label]
+        row.total = 0
+        if call.stage == "verify" and call.iteration is not None:
+            row.rewards.append((call.iteration, outcome.metrics["verify/reward_mean"]))
         elif call.stage == "credit":
             row.capability = outcome.metrics["credit/capability"]
         elif call.stage == "evaluate":
@@ -128,7 +140,8 @@ class Display(Listener):
         if self._first is None and self._ran > 0:
             self._first = (self._iteration, time.monotonic())
         if self._live is None and self._first is not None:
-            rewards = "  ".join(f"{a} {r.rewards[-1]:.2f}" for a, r in self._rows.items() if r.rewards)
+            known = {agent: row.reward(iteration) for agent, row in self._rows.items()}
+            rewards = "  ".join(f"{agent} {reward:.2f}" for agent, reward in known.items() if reward is not None)
             self.say(f"iteration {self._iteration:>3}/{self._config.iterations}  reward {rewards}  {self._left()}")
 
     def _once(self, key: str, message: str) -> None:
@@ -163,8 +176,8 @@ class Display(Listener):
                 row.doing,
                 ProgressBar(total=row.total, completed=row.done, width=16) if row.total else "",
                 Text(row.note if row.total else "", style="dim"),
-                f"{row.rewards[-1]:.2f}" if row.rewards else "",
-                Text(sparkline(list(row.rewards)), style="cyan"),
+                f"{row.rewards[-1][1]:.2f}" if row.rewards else "",
+                Text(sparkline([reward for _, reward in row.rewards]), style="cyan"),
                 number(row.capability),
                 f"{row.accuracy:.1%}" if row.accuracy is not None else "",
             )

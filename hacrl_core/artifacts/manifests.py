@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hacrl_core.contracts.manifest import MANIFEST_VERSION, Manifest, Output, unseal
-from hacrl_core.contracts.tables import SCHEMAS
+from hacrl_core.contracts.tables import NEWEST
 from hacrl_core.errors import ArtifactError, NewerArtifactError
 
 MANIFEST = "manifest.json"
@@ -50,15 +50,10 @@ def parse_manifest(text: bytes, path: Path | str) -> Manifest:
 
 
 def check_schema(path: Path, output: Output) -> None:
-    """Refuse a table of a newer schema, and report one of an older schema as out of date."""
-    if output.kind == "file":
-        return
-    name, _, version = output.kind.partition("/")
-    known = SCHEMAS.get(name)
-    if known is None or _is_unknown(output):
+    """Refuse a table of a newer schema; every earlier version stays readable."""
+    known = NEWEST.get(output.kind.partition("/")[0])
+    if _is_unknown(output):
         raise _newer(path, f"schema {output.kind}", known.tag if known else "no such table")
-    if int(version) < known.version:
-        raise ArtifactError(f"{path}: schema {output.kind} is out of date, this hacrl writes {known.tag}")
 
 
 def file_of(folder: Path, output: Output) -> Path:
@@ -76,7 +71,7 @@ def file_of(folder: Path, output: Output) -> Path:
 
 def _is_unknown(output: Output) -> bool:
     name, _, version = output.kind.partition("/")
-    known = SCHEMAS.get(name)
+    known = NEWEST.get(name)
     return output.kind != "file" and (known is None or not version.isdecimal() or int(version) > known.version)
 
 

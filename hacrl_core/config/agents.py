@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hacrl_core.config.base import Device, NotIdentity, StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
@@ -82,6 +82,15 @@ class AgentConfig(StrictConfig):
         (),
         description="GPUs that this agent's worker sees, its engine included. Empty: all. Agents whose GPUs overlap "
         "take turns.",
+    )
+    gpus_for: dict[Literal["sample", "evaluate"], tuple[NonNegativeInt, ...]] = Field(
+        default_factory=dict,
+        description="GPUs of single roles where they are others than `gpus`, each role with a process of its own: "
+        "{evaluate: [7]} runs benchmarks on a spare GPU beside training, {sample: [4, 5]} samples apart from learning.",
+    )
+    resources: dict[str, PositiveFloat] = Field(
+        default_factory=dict,
+        description="What this agent asks of a Ray cluster besides CPUs and GPUs, e.g. {accelerator_type:H100: 0.001}.",
     )
     attention: Attention = Field(
         "auto", description="Attention of transformers while scoring and learning; auto takes its best for the model."

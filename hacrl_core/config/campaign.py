@@ -20,9 +20,9 @@ from hacrl_core.config.operation import (
     StoreConfig,
     TrackingConfig,
 )
-from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig, is_task
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
-from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.config.verification import TASK, VerifyConfig
 from hacrl_core.errors import ConfigError
 
 Part = TypeVar("Part", bound=StrictConfig)
@@ -63,6 +63,17 @@ class CampaignConfig(StrictConfig):
     schedule: tuple[ScheduleConfig, ...] = Field(
         (), description="When hacrl deploy runs it by itself: one schedule or a list of them. Changes no result."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_task_brings_its_verifier(cls, raw: Any) -> Any:
+        """``problems: my_task.py`` alone means the task's own ``verify`` too."""
+        if not isinstance(raw, dict) or not is_task(raw.get("problems")):
+            return raw
+        verify = raw.get("verify", {})
+        if not isinstance(verify, dict) or "verifier" in verify or verify.get("rewards"):
+            return raw
+        return {**raw, "verify": {"verifier": TASK, **verify}}
 
     @field_validator("schedule", mode="before")
     @classmethod

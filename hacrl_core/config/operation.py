@@ -24,6 +24,23 @@ class RuntimeConfig(StrictConfig):
     retries: int = Field(
         2, ge=0, description="How often a stage is retried when its worker dies or the machine has a transient error."
     )
+    executor: Literal["local", "ray"] = Field(
+        "local",
+        description="Where stages run: in processes of this machine, or on the nodes of a Ray cluster (hacrl[ray]).",
+    )
+    address: str = Field(
+        "auto", description="The Ray cluster's head, host:port; auto: RAY_ADDRESS, else the cluster of this machine."
+    )
+    node_store: str | None = Field(
+        None,
+        description="Folder of the store on each node of the cluster; {node} in it becomes the node's id. Empty: the "
+        "store's own path, which all nodes must then share.",
+    )
+    place_seconds: float = Field(
+        45.0,
+        gt=0,
+        description="How long a stage waits for a node that could run it to appear, before the campaign ends.",
+    )
     slots: tuple[Name, ...] | None = Field(
         None,
         description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per "

@@ -1,5 +1,6 @@
 """Where problems come from: the built-in arithmetic, a dataset of one's own, or a well-known dataset by name."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 
 FILE_TYPES = (".parquet", ".jsonl", ".csv")
 BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -85,6 +86,9 @@ class Columns(StrictConfig):
     )
     tags: dict[str, str] = Field(
         default_factory=dict, description="Tag name to column, e.g. level: level; results are broken down by tags."
+    )
+    extra: Annotated[tuple[str, ...], IdentityUnlessDefault] = Field(
+        default=(), description="Further columns that a task's verifier or a reward function reads."
     )
 
 
@@ -175,14 +179,51 @@ class PresetProblems(StrictConfig):
     filters: ProblemFilters = Field(default_factory=ProblemFilters)
 
 
+class TaskProblems(StrictConfig):
+    """The problems of a task: a Python file of one's own, or a task of a library."""
+
+    kind: Literal["task"] = Field(default="task", description="A task with problems and a verifier of its own.")
+    task: str = Field(
+        min_length=1,
+        description="A file (my_task.py), a package's folder, a module (module:my_package.tasks), or a library's task "
+        "(reasoning_gym:chain_sum).",
+    )
+    split: Literal["training", "held_out", "all"] = Field(
+        default="training",
+        description="training and held_out share no question: a fifth of all questions, chosen by a hash of their "
+        "text, is held out, unless the task has splits of its own.",
+    )
+    size: PositiveInt | None = Field(
+        default=None,
+        description="Number of problems. Empty: all of a finite task; a task that takes a seed makes new ones in "
+        "every iteration.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the task's problems(), e.g. the difficulty."
+    )
+
+
+# A bare word that is a task and no preset: a file, a folder, a task of a library, a task that comes with HACRL.
+_TASK_NAME = re.compile(r".*\.py|.*/.*|(reasoning_gym|verifiers|module):.+|code")
+
+
+def is_task(raw: Any) -> bool:
+    """Return whether problems, as a config file writes them, are those of a task."""
+    if isinstance(raw, dict):
+        return raw.get("kind") == "task"
+    return isinstance(raw, TaskProblems) or (isinstance(raw, str) and bool(_TASK_NAME.fullmatch(raw)))
+
+
 def _from_name(value: Any) -> Any:
-    """Read a bare string as the name of a preset; arithmetic counts as one."""
+    """Read a bare string as the name of a preset or a task; arithmetic counts as a preset."""
     if not isinstance(value, str):
         return value
+    if _TASK_NAME.fullmatch(value):
+        return {"kind": "task", "task": value}
     return {"kind": "arithmetic"} if value == "arithmetic" else {"kind": "preset", "name": value}
 
 
 ProblemsConfig = Annotated[
-    Annotated[ArithmeticProblems | DatasetProblems | PresetProblems, Field(discriminator="kind")],
+    Annotated[ArithmeticProblems | DatasetProblems | PresetProblems | TaskProblems, Field(discriminator="kind")],
     BeforeValidator(_from_name),
 ]

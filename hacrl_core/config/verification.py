@@ -1,16 +1,57 @@
 """How responses are verified: the verifier, where answers are found, the limits of a worker, the reward."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 
 Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
 
-_BUILT_IN = ("strict", "math", "exact", "numeric")
-_ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+Form = Literal["auto", "pair", "problem", "batch", "trl", "trl_chat", "verl", "verl_batch"]
+
+TASK = "task"
+_BUILT_IN = ("strict", "math", "exact", "numeric", TASK)
+# module:function, library:task, module:package.module, a file, a file's function, a package's folder.
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[\w.\-]+|[^:]*\.py(:[A-Za-z_]\w*)?|[^:]*/[^:]*")
+
+
+def _known_verifier(value: str) -> str:
+    if value not in _BUILT_IN and value != "code" and not _OWN.fullmatch(value):
+        raise ValueError(
+            f"verifier {value!r} is unknown; use one of {', '.join(_BUILT_IN)}, a task (my_task.py) or a function "
+            "('my_module:my_fn', 'my_rewards.py:my_fn')"
+        )
+    return value
+
+
+def _rising(value: tuple[float, float]) -> tuple[float, float]:
+    if not value[0] < value[1]:
+        raise ValueError(f"{list(value)} is no range; write [lowest, highest]")
+    return value
+
+
+VerifierName = Annotated[str, AfterValidator(_known_verifier)]
+RewardRange = Annotated[tuple[float, float], AfterValidator(_rising)]
+# Names become parts of metric names.
+RewardName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
+
+
+class RewardConfig(StrictConfig):
+    """One of several rewards that are added up with their weights."""
+
+    verifier: VerifierName = Field(
+        description="As verify.verifier: a built-in one, task, my_module:my_fn, my_rewards.py:my_fn. Reward functions "
+        "written for TRL and verl run as they are.",
+    )
+    weight: float = Field(default=1.0, description="Factor of this reward in the sum; below 0 it is a penalty.")
+    range: RewardRange | None = Field(
+        default=None, description="Lowest and highest reward. Empty: what the task declares, else [0, 1]."
+    )
+    form: Form = Field(
+        default="auto", description="How the function is called; auto goes by its parameters (docs/tasks.md)."
+    )
 
 
 class OverlongConfig(StrictConfig):
@@ -32,10 +73,23 @@ class OverlongConfig(StrictConfig):
 class VerifyConfig(StrictConfig):
     """Settings of the verify stage."""
 
-    verifier: str = Field(
+    verifier: VerifierName = Field(
         default="strict",
-        description="'strict', 'math' (lenient, for campaigns begun with it), 'exact', 'numeric', or the user's own "
-        "function as 'my_module:my_fn'.",
+        description="'strict', 'math' (lenient, for campaigns begun with it), 'exact', 'numeric', 'task' (each problem "
+        "set's own), or the user's own function as 'my_module:my_fn' or 'my_rewards.py:my_fn'.",
+    )
+    form: Annotated[Form, IdentityUnlessDefault] = Field(
+        default="auto",
+        description="How the user's own function is called; auto goes by its parameters (docs/tasks.md).",
+    )
+    reward_range: Annotated[RewardRange | None, IdentityUnlessDefault] = Field(
+        default=None,
+        description="Lowest and highest reward of the user's own function. Empty: what the task declares, else [0, 1].",
+    )
+    rewards: Annotated[dict[RewardName, RewardConfig], IdentityUnlessDefault] = Field(
+        default_factory=dict,
+        description="Several rewards by name, instead of verifier: their weighted sum is learned from. The first one "
+        "decides whether a response counts as correct.",
     )
     fallbacks: tuple[Fallback, ...] = Field(
         default=("phrase", "last", "whole"),
@@ -86,9 +140,8 @@ class VerifyConfig(StrictConfig):
         default=None, description="Soft penalty for long responses; off by default."
     )
 
-    @field_validator("verifier")
-    @classmethod
-    def _known_verifier(cls, value: str) -> str:
-        if value not in _BUILT_IN and not _ENTRY_POINT.fullmatch(value):
-            raise ValueError(f"verifier {value!r} is unknown; use one of {', '.join(_BUILT_IN)} or 'my_module:my_fn'")
-        return value
+    @model_validator(mode="after")
+    def _rewards_can_differ(self) -> Self:
+        if self.rewards and not any(reward.weight for reward in self.rewards.values()):
+            raise ValueError("rewards: every weight is 0; give at least one reward a weight")
+        return self

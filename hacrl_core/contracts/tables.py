@@ -26,6 +26,9 @@ class TableSchema:
     unique: tuple[str, ...]
     # Pairs of list columns with equal lengths in each row.
     equal_lengths: tuple[tuple[str, str], ...] = ()
+    # What this version added to the one before, and what stands for it in tables that do not have it: a value, or the
+    # name of the column to repeat.
+    added: tuple[tuple[str, Any], ...] = ()
 
     @property
     def tag(self) -> str:
@@ -35,6 +38,14 @@ class TableSchema:
 
 def _fields(**types: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
+
+
+def _next_version(before: TableSchema, fields: pa.Schema, defaults: Mapping[str, Any]) -> TableSchema:
+    """The next version of a table: the same columns, and further ones at the end."""
+    everything = pa.schema([*before.fields, *fields])
+    return TableSchema(
+        before.name, before.version + 1, everything, before.unique, before.equal_lengths, tuple(defaults.items())
+    )
 
 
 _text = pa.string()
@@ -72,6 +83,13 @@ VERDICTS = TableSchema(
         rollout_id=_text, prompt_id=_text, reward=pa.float64(), verdict=_text, extracted_answer=_text, verifier=_text
     ),
     ("rollout_id",),
+)
+# Version 2 is written only where it says more: problems with columns of their own, rewards with parts.
+PROMPTS_2 = _next_version(PROMPTS, _fields(columns=_text), {"columns": "{}"})
+VERDICTS_2 = _next_version(
+    VERDICTS,
+    _fields(raw_reward=pa.float64(), parts=_text, metrics=_text, message=_text),
+    {"raw_reward": "reward", "parts": "{}", "metrics": "{}", "message": ""},
 )
 # How long each verdict took is measured, not computed: a table of its own, outside the content digest.
 TIMINGS = TableSchema("timings", 1, _fields(rollout_id=_text, milliseconds=pa.float32()), ("rollout_id",))
@@ -131,6 +149,8 @@ EVALUATION = TableSchema(
     ("problem_id", "sample_index"),
 )
 SCHEMAS = {s.name: s for s in (PROMPTS, ROLLOUTS, VERDICTS, TIMINGS, CAPABILITY, CREDIT, SCORES, EVALUATION)}
+# The newest version of each table; every earlier one stays readable.
+NEWEST = {**SCHEMAS, PROMPTS_2.name: PROMPTS_2, VERDICTS_2.name: VERDICTS_2}
 
 
 def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[Any]]) -> int:
@@ -159,7 +179,10 @@ def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[
 
 
 def read_table(path: Path, schema: TableSchema) -> pa.Table:
-    """Read one table, refusing another schema or version."""
+    """Read one table as the given version of its schema; refuse any other table and versions that are not known.
+
+    A newer version is read without its further columns, an older one with the values that stand for what it lacks.
+    """
     try:
         # Threads cost more than they save on a table of a few hundred kilobytes.
         with pq.ParquetFile(path, memory_map=False) as file:
@@ -170,12 +193,18 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
         raise ContractError(
             f"{schema.tag} {path}: cannot be read ({' '.join(str(problem).split())}); delete its folder and run again"
         ) from problem
-    if tag != schema.tag:
+    name, _, version = tag.partition("/")
+    newest = NEWEST.get(schema.name, schema).version
+    if name != schema.name or not version.isdecimal() or not 1 <= int(version) <= newest:
         raise ContractError(
             f"{path}: schema is {tag}, this version reads {schema.tag}; "
             "upgrade hacrl, or delete the folder and run again"
         )
-    return table
+    for column, value in schema.added if int(version) < schema.version else ():
+        kind = schema.fields.field(column).type
+        filled = table[value] if value in table.column_names else pa.array([value] * table.num_rows, type=kind)
+        table = table.append_column(schema.fields.field(column), filled)
+    return table if int(version) <= schema.version else table.select(schema.fields.names)
 
 
 def _leaf(schema: TableSchema, name: str) -> str:

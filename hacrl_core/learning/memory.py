@@ -18,33 +18,14 @@ top.
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM
 
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.training import LoraConfig, ScoreConfig, UpdateConfig
+from hacrl_core.learning.shape import Shape
 
 PROCESS_BYTES = 600 << 20  # Python, torch and transformers on the CPU; a CUDA context is of this size, too
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 4}  # adopted checkpoints are float32, which "auto" takes
 _CHUNK_TOKENS, _CHUNK_ELEMENTS = 256, 1 << 23  # as in the fused loss
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What of a model's architecture decides its memory."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    query: int
-    key: int
-    mlp: int
-    vocabulary: int
-    context: int
-    # Inputs and outputs of every linear layer but the head: what LoRA attaches to.
-    linear: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,30 +40,6 @@ class Estimate:
     def highest(self) -> int:
         """The largest of the three peaks."""
         return max(self.generate, self.score, self.update)
-
-
-def shape_of(config: Any, *, trust_remote_code: bool = False) -> Shape:
-    """Return the shape of a transformers config, counted on a model that is built without memory."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    text = config.get_text_config()
-    heads = int(text.num_attention_heads)
-    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    head = model.get_output_embeddings()
-    linear = tuple(
-        (m.in_features, m.out_features) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head
-    )
-    return Shape(
-        parameters=sum(p.numel() for p in model.parameters()),
-        layers=int(text.num_hidden_layers),
-        hidden=int(text.hidden_size),
-        query=heads * head_dim,
-        key=int(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
-        mlp=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
-        vocabulary=int(text.vocab_size),
-        context=int(getattr(text, "max_position_embeddings", 0) or 1 << 30),
-        linear=linear,
-    )
 
 
 def estimate(

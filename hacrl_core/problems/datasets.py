@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from hacrl_core.config.problems import (
@@ -14,6 +14,7 @@ from hacrl_core.config.problems import (
     DatasetProblems,
     PresetProblems,
     ProblemFilters,
+    TaskProblems,
 )
 from hacrl_core.errors import ConfigError
 from hacrl_core.problems.arithmetic import held_out_problems, training_problems
@@ -21,17 +22,20 @@ from hacrl_core.problems.presets import resolve_preset
 from hacrl_core.problems.problem import Message, Problem
 from hacrl_core.problems.rows import Row, read_rows
 from hacrl_core.problems.sets import ProblemSet, content_digest
+from hacrl_core.problems.tasks import json_columns, task_problems
 
 # Problems that stand for an unbounded generator in its digest.
 _WITNESSES = 64
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
-def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems) -> ProblemSet:
+def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems | TaskProblems) -> ProblemSet:
     """Read, filter and name the problems. The same content gives the same digest wherever it was read from."""
     if isinstance(config, ArithmeticProblems):
         return _arithmetic(config)
-    return _dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config)
+    if isinstance(config, TaskProblems):
+        return task_problems(config, load_dataset)
+    return load_dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config)
 
 
 def _arithmetic(config: ArithmeticProblems) -> ProblemSet:
@@ -49,13 +53,19 @@ def _made(settings_json: str) -> ProblemSet:
     else:
         settings = repr(sorted(config.kinds.items())) + repr(sorted(config.levels.items()))
         witnesses = content_digest([training_problems(0, i, 1, config)[0] for i in range(_WITNESSES)])
-        return ProblemSet((), hashlib.sha256((settings + witnesses).encode()).hexdigest(), generator=config)
+        return ProblemSet(
+            (),
+            hashlib.sha256((settings + witnesses).encode()).hexdigest(),
+            generator=partial(training_problems, config=config),
+        )
     return ProblemSet(problems, content_digest(problems))
 
 
-def _dataset(config: DatasetProblems) -> ProblemSet:
+def load_dataset(config: DatasetProblems) -> ProblemSet:
+    """Read the rows of a dataset, filter them and make problems of them."""
     columns = config.columns
     named = [columns.messages or columns.problem, columns.answer, columns.context, columns.id, *columns.tags.values()]
+    named += columns.extra
     rows = read_rows(config, list(dict.fromkeys(name for name in named if name)))
     source = config.source or config.hub or (config.path.stem if config.path else "")
     kept: dict[str, Problem] = {}
@@ -90,7 +100,9 @@ def _problem(row: Row, config: DatasetProblems, source: str, number: int) -> Pro
     messages = _given_messages(row[columns.messages], source, number) if columns.messages else _messages(row, config)
     answer = extract_answer(row[columns.answer], config.answer_format)
     tags = {name: _tag(row[column]) for name, column in columns.tags.items() if row[column] not in (None, "")}
-    return Problem(_identify(row, columns, messages, answer), messages, answer, source, tags)
+    extra = {name: row[name] for name in columns.extra if row[name] is not None}
+    further = json_columns(extra, f"dataset {source}: row {number}")
+    return Problem(_identify(row, columns, messages, answer), messages, answer, source, tags, further)
 
 
 def _messages(row: Row, config: DatasetProblems) -> tuple[Message, ...]:

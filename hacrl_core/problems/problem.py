@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Message(TypedDict):
@@ -23,3 +23,5 @@ class Problem:
     source: str
     # E.g. kind and level, to break accuracies down by.
     tags: Mapping[str, str] = field(default_factory=dict)
+    # Whatever else a task's verifier reads: JSON values by name.
+    columns: Mapping[str, Any] = field(default_factory=dict)

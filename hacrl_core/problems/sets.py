@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hacrl_core.config.problems import ArithmeticConfig
+from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.errors import ConfigError
-from hacrl_core.problems.arithmetic import training_problems
 from hacrl_core.problems.problem import Message, Problem
 from hacrl_core.seeding import derive_rng
 
@@ -22,8 +21,8 @@ class ProblemSet:
     content_digest: str
     # Rows not used, by reason.
     left_out: Mapping[str, int] = field(default_factory=dict)
-    # Where given, problems are made anew for every iteration.
-    generator: ArithmeticConfig | None = None
+    # Where given, problems are made anew for every iteration, from (seed, iteration, count).
+    generator: Callable[[int, int, int], list[Problem]] | None = None
 
     def for_iteration(self, seed: int, iteration: int, count: int) -> list[Problem]:
         """Return the problems of one iteration."""
@@ -43,7 +42,7 @@ def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, c
     iteration across two epochs could ask one problem twice.
     """
     if problem_set.generator is not None:
-        return training_problems(seed, iteration, count, problem_set.generator)
+        return problem_set.generator(seed, iteration, count)
     n = len(problem_set.problems)
     if not 0 < count <= n:
         raise ConfigError(
@@ -96,6 +95,7 @@ def content_digest(problems: Sequence[Problem]) -> str:
             p.answer,
             p.source,
             sorted(p.tags.items()),
+            *([json.loads(canonical_json(dict(p.columns)))] if p.columns else ()),
         ]
         digest.update(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()

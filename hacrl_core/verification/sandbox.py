@@ -210,11 +210,11 @@ def serve(connection: socket.socket) -> None:
         group = receive(connection)
         sys.path[:] = group["path"]
         try:
-            module, function = _entry_point(group["task"])
+            module, function = _entry_point(group["task"], group["options"])
         except BaseException as error:
             send(connection, {"fatal": f"{type(error).__name__}: {error}"})
             continue
-        if hasattr(module, "prepare_gold"):
+        if module is not None and hasattr(module, "prepare_gold"):
             _guarded(module.prepare_gold, group["pairs"][0][0], "", {})
         send(connection, {"ready": True})
         for index, (gold, answer) in enumerate(group["pairs"]):
@@ -242,14 +242,14 @@ def _guarded(
         return {"verdict": "error", "message": f"{type(error).__name__}: {error}"[:500]}
 
 
-def _entry_point(task: str) -> tuple[ModuleType, Callable[[str, str, dict[str, Any]], Any]]:
+def _entry_point(
+    task: str, options: dict[str, Any]
+) -> tuple[ModuleType | None, Callable[[str, str, dict[str, Any]], Any]]:
+    """Return our own symbolic comparison, or the user's verifier or task, loaded."""
     module_name, _, name = task.partition(":")
-    module = importlib.import_module(module_name)
-    function = getattr(module, name)
-    if not callable(function):
-        raise TypeError(f"{task} is not a function")
     if module_name == "hacrl_core.verification.symbolic":
-        return module, function
-    from hacrl_core.verification.verifiers import call_user_function
+        module = importlib.import_module(module_name)
+        return module, getattr(module, name)
+    from hacrl_core.tasks.worker import load_verifier
 
-    return module, lambda gold, answer, options: call_user_function(function, answer, gold)
+    return None, load_verifier(task, options)

@@ -1,6 +1,8 @@
 """The verdict on one response, the protocol of the verifiers that give it, and the reward that follows from it."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -24,11 +26,26 @@ class Verdict:
     """The verdict on one response with its reward."""
 
     reward: float
-    """Always finite. An ``error`` carries 0.0, from which nothing is learned."""
+    """In [0, 1], what is learned from. An ``error`` carries 0.0, from which nothing is learned."""
     verdict: VerdictKind
     extracted_answer: str
     milliseconds: float
     verifier: str
+    raw_reward: float | None = None
+    """As the user's own function gave it, in its own range; None: the reward itself."""
+    raw_range: tuple[float, float] | None = None
+    """The lowest and highest reward of that function, where it is known."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+    """Why the verifier failed."""
+    absent: bool = False
+    """The reward does not apply to this response; one of several rewards is then left out of the sum."""
+
+    @property
+    def raw(self) -> float:
+        """The reward in the verifier's own range."""
+        return self.reward if self.raw_reward is None else self.raw_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,11 @@ class Verifier(Protocol):
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Judge one response, or ask for a worker."""
         ...
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a part or metric as MLflow accepts it."""
+    return re.sub(r"[^A-Za-z0-9_./-]+", "_", name)[:80] or "_"
 
 
 def base_reward(kind: VerdictKind, *, well_formed: bool, format_reward: float) -> float:

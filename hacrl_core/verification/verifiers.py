@@ -1,14 +1,15 @@
 """The verifiers besides maths: exact match, numeric tolerance, and the user's own function."""
 
 import hashlib
-import math
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.config.problems import ProblemsConfig, TaskProblems
+from hacrl_core.config.verification import TASK, VerifyConfig
 from hacrl_core.errors import ConfigError
+from hacrl_core.tasks.digest import task_digest
+from hacrl_core.tasks.loading import absolute_name, is_task_name
 from hacrl_core.verification.extraction import extract_answer, extract_gold
 from hacrl_core.verification.maths import MathsVerifier, quantity
 from hacrl_core.verification.normalise import text_key
@@ -52,11 +53,12 @@ class NumericVerifier:
 
 
 class UserVerifier:
-    """Call the user's function, ``verifier: my_module:my_fn``, in a worker, with the response as the model wrote it."""
+    """Call the user's function or a task's ``verify`` in a worker, with the response as the model wrote it."""
 
-    def __init__(self, entry_point: str) -> None:
-        self.name = entry_point
-        self.task: str | None = entry_point
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # The worker may have another current folder.
+        self.task: str | None = absolute_name(name)
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Leave every decision to a worker: user code never runs in this process."""
@@ -74,13 +76,16 @@ def find_verifier(name: str) -> Verifier:
 
 
 def verifier_source(verifier: str) -> str:
-    """Return a digest of the file that a user's verifier is in; empty for the built-in ones.
+    """Return a digest of the sources of a task or of a user's function; empty for the built-in verifiers.
 
-    Changed code thereby gives new verdicts. Helpers that the file imports are not followed.
+    Changed code thereby gives new verdicts. Of ``my_module:my_fn`` only the module's own file counts, as it always did;
+    for tasks, files and rewards the modules that they import count too.
     """
     module, colon, _ = verifier.partition(":")
-    if not colon:
+    if verifier in _BUILT_IN or verifier == TASK:
         return ""
+    if not colon or is_task_name(verifier) or ".py:" in verifier:
+        return task_digest(verifier)
     try:
         spec = find_spec(module)
     except ImportError:
@@ -92,21 +97,38 @@ def verifier_source(verifier: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-def call_user_function(function: Callable[[str, str], Any], response: str, gold: str) -> dict[str, Any]:
-    """Call ``my_fn(response, gold)`` and return a worker's result.
+def resolve_verifier(verify: VerifyConfig, problems: ProblemsConfig, *, benchmark: bool = False) -> VerifyConfig:
+    """Return the settings with the problem set's own verifier in place of ``task``; strict where it has none.
 
-    The function returns a bool, a reward in [0, 1], None for "no answer found", or (one of these, the answer it found).
+    A benchmark is scored by one verifier: its task's own where it is a task, else the campaign's, which is the first of
+    several rewards.
     """
-    value = function(response, gold)
-    answer = ""
-    if isinstance(value, tuple):
-        value, answer = value
-    if value is None:
-        return {"verdict": "unparseable", "answer": str(answer)}
-    reward = float(value)
-    if not math.isfinite(reward) or not 0 <= reward <= 1:
-        raise ValueError(f"reward {reward} is outside [0, 1]")
-    return {"verdict": "correct" if reward == 1 else "incorrect", "reward": reward, "answer": str(answer)}
+    own = problems.task if isinstance(problems, TaskProblems) else "strict"
+    if benchmark:
+        first = next(iter(verify.rewards.values()), None)
+        if isinstance(problems, TaskProblems):
+            return verify.model_copy(update={"verifier": own, "form": "auto", "reward_range": None, "rewards": {}})
+        if first is not None:
+            only: dict[str, Any] = {
+                "verifier": first.verifier,
+                "form": first.form,
+                "reward_range": first.range,
+                "rewards": {},
+            }
+            verify = verify.model_copy(update=only)
+    rewards = {
+        name: reward.model_copy(update={"verifier": own}) if reward.verifier == TASK else reward
+        for name, reward in verify.rewards.items()
+    }
+    return verify.model_copy(
+        update={"verifier": own if verify.verifier == TASK else verify.verifier, "rewards": rewards}
+    )
+
+
+def reward_sources(verify: VerifyConfig) -> dict[str, str]:
+    """Return the digest of the sources of each of several rewards; none for built-in verifiers."""
+    own = {name: reward.verifier for name, reward in verify.rewards.items() if reward.verifier not in _BUILT_IN}
+    return {name: task_digest(verifier) for name, verifier in own.items() if verifier != TASK}
 
 
 def _kind(correct: bool) -> VerdictKind:

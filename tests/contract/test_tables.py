@@ -3,7 +3,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hacrl_core.contracts.tables import ROLLOUTS, SCHEMAS, VERDICTS, read_table, write_table
+from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCHEMAS, VERDICTS, VERDICTS_2, read_table, write_table
 from hacrl_core.errors import ContractError
 
 
@@ -83,10 +83,23 @@ def test_missing_column_is_named(tmp_path):
 def test_another_version_is_refused(tmp_path):
     path = tmp_path / "verdicts.parquet"
     write_table(path, VERDICTS, verdict_columns())
-    newer = pq.read_table(path).replace_schema_metadata({b"hacrl.schema": b"verdicts/2"})
+    newer = pq.read_table(path).replace_schema_metadata({b"hacrl.schema": b"verdicts/3"})
     pq.write_table(newer, path)
-    with pytest.raises(ContractError, match=r"verdicts/2.*upgrade hacrl"):
+    with pytest.raises(ContractError, match=r"verdicts/3.*upgrade hacrl"):
         read_table(path, VERDICTS)
+
+
+def test_version_1_is_read_as_version_2_and_the_other_way_round(tmp_path):
+    path = tmp_path / "verdicts.parquet"
+    write_table(path, VERDICTS, verdict_columns())
+    found = read_table(path, VERDICTS_2).to_pydict()
+    assert found["raw_reward"] == found["reward"]
+    assert (found["parts"], found["message"]) == (["{}", "{}"], ["", ""])
+    write_table(path, VERDICTS_2, {**found, "parts": ['{"a":1.0}', "{}"]})
+    assert read_table(path, VERDICTS).to_pydict() == verdict_columns()
+    assert read_table(path, VERDICTS_2)["parts"].to_pylist() == ['{"a":1.0}', "{}"]
+    with pytest.raises(ContractError, match=r"schema is verdicts/2, this version reads prompts/1"):
+        read_table(path, PROMPTS)
 
 
 def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):

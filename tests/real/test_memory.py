@@ -10,9 +10,10 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from hacrl_core.agents.agent import Agent
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.training import LoraConfig, ScoreConfig, UpdateConfig
-from hacrl_core.learning.memory import PROCESS_BYTES, estimate, shape_of, trainable
+from hacrl_core.learning.memory import PROCESS_BYTES, estimate, trainable
 from hacrl_core.learning.scoring import score_sequences
 from hacrl_core.learning.sequences import TrainSequence
+from hacrl_core.learning.shape import shape_of
 from hacrl_core.learning.trainer import Trainer
 from hacrl_core.warm import give_back_memory
 from stages import memory as peak

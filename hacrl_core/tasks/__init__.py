@@ -1,0 +1,1 @@
+"""Tasks: problems with a verifier of their own, as a Python file, a package or a library's environment."""
