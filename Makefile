@@ -65,6 +65,7 @@ test-quick: dev  ## The tests that take seconds
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow
 
+.PHONY: test-bucket
 test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
@@ -113,6 +114,9 @@ bench-plan: setup  ## hacrl plan against the clock: predicted and measured itera
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
 
+bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-135M against transformers' generate
+	@$(BIN)/python benchmarks/generate_real.py
+
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
@@ -133,4 +137,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster test-bucket vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-verify lock reference house clean
+.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean

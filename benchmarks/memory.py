@@ -1,8 +1,10 @@
-"""Peak memory of generate, score and update of a 135M-parameter model against the estimate of ``hacrl doctor``.
+"""Peak memory of generate, score and update of two models against the estimate of ``hacrl doctor``.
 
-Each case runs in a fresh process: weights of SmolLM2-135M's shape (random: memory does not depend on their values),
-float32, on the CPU. Ends with an error if the update of 16 sequences × 256 tokens takes more than 6 GiB at the default
-token budget.
+    python benchmarks/memory.py [gemma]        only the cases whose name has the word in it
+
+Each case runs in a fresh process: weights of the shape of SmolLM2-135M, or of gemma-3-270m with its vocabulary of
+262,144 tokens (random: memory does not depend on their values), float32, on the CPU. Ends with an error if the update
+of 16 sequences × 256 tokens takes more than 6 GiB at the default token budget.
 """
 
 import json
@@ -21,13 +23,28 @@ CASES = {
     "update, budget 2048": {"stage": "update", "token_budget": 2048},
     "update, checkpointing": {"stage": "update", "token_budget": 4096, "gradient_checkpointing": True},
     "update, LoRA rank 16": {"stage": "update", "lora": {"rank": 16, "alpha": 32}},
+    "gemma generate": {"stage": "generate", "model": "gemma"},
+    "gemma score": {"stage": "score", "model": "gemma"},
+    "gemma update": {"stage": "update", "model": "gemma", "token_budget": 1024},
 }
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
+}  # fmt: skip
+GEMMA3 = {
+    "vocab_size": 262_144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 32768,
+    "sliding_window": 512,
+}  # fmt: skip
 
 
 def main() -> int:
     print(f"{'case':24} {'estimated':>10} {'measured':>10} {'ratio':>6} {'seconds':>8}")
     worst = 0
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, case in CASES.items():
+        if wanted not in name:
+            continue
         done = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{name}: {done.stderr.splitlines()[-1]}")
@@ -47,7 +64,7 @@ def measure(case: dict) -> dict:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import numpy as np
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
     from hacrl_core.agents.agent import Agent
     from hacrl_core.config.generation import GenerateConfig
@@ -58,19 +75,17 @@ def measure(case: dict) -> dict:
     from stages import memory as peak
 
     torch.set_num_threads(1)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192, tie_word_embeddings=True, eos_token_id=2, pad_token_id=2,
-    )  # fmt: skip
+    ends = {"tie_word_embeddings": True, "eos_token_id": 2, "pad_token_id": 2}
+    large = case.pop("model", "") == "gemma"
+    config = Gemma3TextConfig(**GEMMA3, **ends) if large else LlamaConfig(**SMOLLM2, **ends)
     stage = case.pop("stage")
     generate = GenerateConfig(max_tokens=RESPONSE, batch_size=ROWS)
     update = UpdateConfig(learning_rate=1e-6, **case)
     guess = getattr(estimate(shape_of(config), generate, ScoreConfig(), update, PROMPT), stage)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config).eval()
     agent = Agent(model, _Tokenizer(), (2,), Path("random"))
     rng = np.random.default_rng(0)
-    rows = [tuple(map(int, rng.integers(3, 49152, PROMPT + RESPONSE))) for _ in range(ROWS)]
+    rows = [tuple(map(int, rng.integers(3, config.vocab_size, PROMPT + RESPONSE))) for _ in range(ROWS)]
     sequences = [TrainSequence(row[:PROMPT], row[PROMPT:]) for row in rows]
     peak.begin()
     begun = time.perf_counter()
@@ -85,12 +100,13 @@ class _Tokenizer:
 def _generate(agent, sequences, update) -> None:
     import torch
 
+    from hacrl_core.generation.builtin.decoder import GenericDecoder
     from hacrl_core.generation.builtin.fast import build_fast_decoder
     from hacrl_core.generation.builtin.scheduler import Scheduler, StopRule
     from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
     from hacrl_core.generation.stop_strings import StopStrings
 
-    decoder = build_fast_decoder(agent.model, 2, 8192)
+    decoder = build_fast_decoder(agent.model, 2, 8192) or GenericDecoder(agent.model, 2)
     requests = [GenerationRequest(str(i), s.prompt_token_ids, i) for i, s in enumerate(sequences)]
     stop = StopRule((), StopStrings(agent.tokenizer, ()))
     with torch.inference_mode():
@@ -121,7 +137,7 @@ def _update(agent, sequences, update) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
         print(json.dumps(measure(json.loads(sys.argv[1]))))
     else:
         sys.exit(main())

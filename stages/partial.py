@@ -63,7 +63,7 @@ def generate_resumable(
         asked = "" if path is None else digest_of([vars(request) for request in shard])
         rows = None if path is None else read_shard(path, asked)
         if rows is None:
-            report = _sampling_progress(context, len(results), len(requests))
+            report = _sampling_progress(context, len(results), len(requests), len(shard) * config.max_tokens)
             done = engine.generate(agent.path, agent.digest, shard, params, report)
             if path is not None:
                 write_shard(path, asked, [vars(row) for row in done])
@@ -165,13 +165,16 @@ def _save_verdicts(folder: Path, asked: Sequence[str], verdicts: dict[int, Verdi
         write_shard(folder / f"verdicts-{rows[0][0]:07d}.json", "verdicts", rows)
 
 
-def _sampling_progress(context: Context, before: int, total: int) -> Callable[[int, int], None]:
-    """Report responses done and the speed of this shard."""
+def _sampling_progress(context: Context, before: int, total: int, most: int) -> Callable[[int, int], None]:
+    """Report responses done, tokens written and the speed of this shard, of which it may write ``most`` at the most.
+
+    Responses may all end late: until the first one does, only its tokens show that anything happens.
+    """
     begun = time.perf_counter()
 
     def report(done: int, tokens: int) -> None:
         speed = tokens / max(time.perf_counter() - begun, 1e-9)
-        context.progress(before + done, total, f"{speed:,.0f} tokens/s")
+        context.progress(before + done, total, f"{tokens:,} of at most {most:,} tokens, {speed:,.0f} tokens/s")
 
     return report
 

@@ -48,11 +48,14 @@ class UpdateSlice(StrictConfig):
         """Return the settings that decide the version; several other samplers are heard in rounds, and it says so.
 
         Versions of before, when their window narrowed in the order of their names, have other keys. With one other
-        sampler nothing changed.
+        sampler nothing changed. Under autocast the old log-probs of own responses were once those of the score stage.
         """
         several = len(set(self.samplers) - {self.learner}) > 1
         rounds = several and self.algorithm.share_rollouts and self.update.minibatch_order == "own_first"
-        return {**super().identity(), **({"foreign_minibatches": "rounds"} if rounds else {})}
+        marks = {"foreign_minibatches": "rounds"} if rounds else {}
+        if self.update.autocast == "bf16":
+            marks["old_logprobs"] = "of the update"
+        return {**super().identity(), **marks}
 
 
 def run(
@@ -92,10 +95,12 @@ def run(
         return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
     metrics |= kernel_metrics("update", agent.device)
     if metrics.get("update/score_mismatch_max", 0.0) > _MISMATCH:
+        # Under autocast own ratios compare the update with itself, foreign ones still with what was scored.
+        whose = "ratios" if config.update.autocast == "none" else "foreign ratios"
         context.warn(
             f"update {config.learner} #{config.iteration}: mean log-probs of own responses differ by up to "
-            f"{metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: ratios are "
-            "clipped by rounding; give score and update the same token_budget, or set autocast: none in both"
+            f"{metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: {whose} "
+            "are clipped by rounding; give score and update the same token_budget, or set autocast: none in both"
         )
     trainer.save(out.path)
     metrics["update/skipped"] = 0.0

@@ -42,6 +42,9 @@ from hacrl_core.verification.verifiers import resolve_verifier, verifier_source
 from stages.evaluate import EvaluateSlice
 from stages.spec import Context, Handle, Outcome, StageCall
 
+# Without a terminal: a line at least so often while responses are sampled or checked.
+_QUIET_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -121,13 +124,17 @@ def _inline_session(store: Store, listener: "_EvaluationListener", subject: Subj
 
 
 class _EvaluationListener(Listener):
-    """Shows a bar in a terminal while a stage runs; elsewhere a line for each quarter of its responses."""
+    """Shows a bar in a terminal while a stage runs; elsewhere a line for each quarter of its responses.
+
+    Between quarters there is a line every half minute, because no response may end for long while tokens are written.
+    """
 
     def __init__(self, console: Console) -> None:
         self.ran = False
         self._console = console
         self._doing = ""
         self._quarters: set[int] = set()
+        self._told = 0.0
         self._bars: Progress | None = None
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
@@ -148,8 +155,9 @@ class _EvaluationListener(Listener):
         quarter = 4 * done // max(total, 1)
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=done, total=total, note=note)
-        elif quarter not in self._quarters:
+        elif quarter not in self._quarters or time.monotonic() - self._told > _QUIET_SECONDS:
             self._quarters.add(quarter)
+            self._told = time.monotonic()
             self._console.print(f"{self._doing}: {done}/{total} responses, {note}", highlight=False)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:

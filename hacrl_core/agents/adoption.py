@@ -16,6 +16,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hacrl_core.agents.agent import AGENT_FILE, end_token_ids
+from hacrl_core.agents.gguf_tokenizers import converted_tokenizer
 from hacrl_core.artifacts.sources import locate
 from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.errors import ConfigError, EngineError
@@ -66,13 +67,21 @@ def adopt_checkpoint(config: CheckpointConfig, out: Path, chat_template: str | N
 def _origin(
     config: CheckpointConfig, model_config: Any, generation: Any, chat_template: str | None, place: str, options: Any
 ) -> Origin:
-    tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    tokenizer = _tokenizer(config, place, options)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if config.add_bos:
         _write_bos(config, tokenizer)
     stops = _stop_tokens(config, tokenizer, end_token_ids(config.path, tokenizer, generation, model_config))
     return Origin(model_config, tokenizer, stops, _commit(config))
+
+
+def _tokenizer(config: CheckpointConfig, place: str, options: dict[str, Any]) -> Any:
+    """Load the tokenizer; that of a GGUF file, whose conversion takes up to a minute, is converted once and kept."""
+    file = Path(place) / (config.gguf_file or "")
+    if not config.gguf_file or not file.is_file():
+        return AutoTokenizer.from_pretrained(place, **options)
+    return converted_tokenizer(file, lambda: AutoTokenizer.from_pretrained(place, **options))
 
 
 def _stop_tokens(config: CheckpointConfig, tokenizer: Any, found: tuple[int, ...]) -> tuple[int, ...]:

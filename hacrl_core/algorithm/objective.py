@@ -36,6 +36,8 @@ class ObjectiveRows:
     weight_B: Tensor  # how many identical responses the row stands for
     total_weight: float  # of the whole minibatch, skipped rows included
     old_logprobs: TokenLists | None = None
+    # The old log-probs are of the update's own passes: then an own ratio is 1 before the first update by computation.
+    old_of_update: bool = False
     reference_logprobs: TokenLists | None = None  # of the starting policy, for KL; None for foreign rows
     rollout_ids: Sequence[str] | None = None
     # What the learner's mean log-prob is multiplied with in the ratio (`hacpo.length_factors`); None: 1.
@@ -44,7 +46,7 @@ class ObjectiveRows:
     def __post_init__(self) -> None:
         size = len(self.sampler_mean_logprob_B)
         for name, value in vars(self).items():
-            if name != "total_weight" and value is not None and len(value) != size:
+            if name not in ("total_weight", "old_of_update") and value is not None and len(value) != size:
                 raise AlgorithmError(f"objective: {name} has {len(value)} rows, sampler_mean_logprob_B has {size}")
         summed = float(self.weight_B.sum())
         if not self.total_weight >= summed * (1 - 1e-6) or not self.total_weight > 0:
@@ -137,10 +139,11 @@ class _RowObjective:
         """Return what each response is compared with: its sampler, or the learner at the start of the iteration.
 
         Before the first update the learner still *is* that policy, so its ratio is 1 by definition: the denominator is
-        its present value. The noise between two forward passes would be wider than GSPO's window.
+        its present value. The noise between two forward passes would be wider than GSPO's window. Old log-probs of the
+        update's own passes have no such noise.
         """
         sampler = shaped(here.sampler_mean_logprob_B)
-        if self.update_index == 0:
+        if self.update_index == 0 and not self.rows.old_of_update:
             learner_then = now.detach()
         elif here.old is not None:
             old_BT = here.old.padded(index_B, mask_BT, fill_BT=torch.zeros_like(mask_BT, dtype=torch.float64))
@@ -163,7 +166,7 @@ class _RowObjective:
         The policies are the same then, so this is the noise between the two stages' forward passes, which the ratio of
         the first update, 1 by definition, does not show.
         """
-        if self.update_index or here.old is None:
+        if self.update_index or here.old is None or self.rows.old_of_update:
             return {}
         old_BT = here.old.padded(index_B, mask_BT, fill_BT=torch.full_like(logprobs_BT, torch.nan))
         off_B = hacpo.sequence_mean(logprobs_BT, mask_BT) - hacpo.sequence_mean(old_BT, mask_BT)
@@ -215,7 +218,7 @@ class _RowObjective:
         broken_B = (~torch.isfinite(logprobs_BT.detach()) & mask_BT).any(dim=1)
         reference_B, old_B = (
             torch.zeros_like(broken_B) if table is None else table.misfits(index_B, wanted_B)
-            for table in (here.reference, here.old if self.update_index else None)
+            for table in (here.reference, here.old if self.update_index or self.rows.old_of_update else None)
         )
         faults = _Faults(torch.stack([wanted_B == 0, broken_B, reference_B, old_B]), wanted_B, index_B)
         if logprobs_BT.device.type != "cpu":

@@ -1,7 +1,7 @@
 """How responses are verified: the verifier, where answers are found, the limits of a worker, the reward."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
@@ -96,10 +96,11 @@ class VerifyConfig(StrictConfig):
         description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or "
         "nothing.",
     )
-    truncated: Annotated[Literal["judge", "complete_only"], IdentityUnlessDefault] = Field(
-        default="judge",
+    truncated: Annotated[Literal["auto", "judge", "complete_only"], NotIdentity] = Field(
+        default="auto",
         description="A response that its length limit cut off: judge it like any other, or (complete_only) reward it "
-        "only for an answer in a complete box. The user's own function judges as it does.",
+        "only for an answer in a complete box. auto is complete_only under strict and judge under the other verifiers. "
+        "The user's own function judges as it does.",
     )
     tolerance: float = Field(
         default=1e-6,
@@ -139,6 +140,18 @@ class VerifyConfig(StrictConfig):
     overlong: OverlongConfig | None = Field(
         default=None, description="Soft penalty for long responses; off by default."
     )
+
+    @property
+    def complete_only(self) -> bool:
+        """Whether a response that was cut off is rewarded only for an answer in a complete box."""
+        return self.truncated == "complete_only" or (self.truncated == "auto" and self.verifier == "strict")
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides verdicts: what becomes of cut-off responses counts where they are not judged as others.
+
+        So verdicts of before, when every verifier judged them, keep their keys.
+        """
+        return {**super().identity(), **({"truncated": "complete_only"} if self.complete_only else {})}
 
     @model_validator(mode="after")
     def _rewards_can_differ(self) -> Self:

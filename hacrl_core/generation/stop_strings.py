@@ -13,8 +13,10 @@ from hacrl_core.rendering import decode_response
 class StopStrings:
     """The stop strings of a call, found in tokens and cut from texts."""
 
-    def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, strings: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
+        """``stop_token_ids`` are the agent's end tokens, which need not be special tokens of its tokenizer."""
         self._tokenizer = tokenizer
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._strings = tuple(strings)
         # A token adds at least one byte, so this many tokens hold the longest string; the rest absorbs a token that
         # begins before it and a multi-byte character split over tokens.
@@ -29,7 +31,10 @@ class StopStrings:
         return any(s in tail for s in self._strings)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The response as read by others: without special tokens and torn characters, up to the first stop string."""
-        text = decode_response(self._tokenizer, token_ids)
+        """The response as read by others: up to its end token or first stop string, without special tokens and torn
+        characters.
+        """
+        ended = bool(len(token_ids)) and token_ids[-1] in self._stop_token_ids
+        text = decode_response(self._tokenizer, token_ids[:-1] if ended else token_ids)
         cuts = [at for s in self._strings if (at := text.find(s)) >= 0]
         return text[: min(cuts)] if cuts else text

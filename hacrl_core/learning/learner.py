@@ -3,7 +3,7 @@
 It joins the algorithm's objective with the trainer, which knows no algorithm.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from hacrl_core.algorithm.minibatches import Minibatch, Response, minibatches
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.errors import DivergenceError
-from hacrl_core.learning.sequences import TrainSequence, plan_rows
+from hacrl_core.learning.sequences import RowPlan, TrainSequence, plan_rows
 from hacrl_core.learning.trainer import StepResult, Trainer
 from hacrl_core.seeding import derive_rng
 
 Metrics = dict[str, float]
+# Log-probs of a minibatch's responses before the first update, by rollout.
+Old = Mapping[str, tuple[float, ...]]
 
 
 class Learner:
@@ -54,17 +56,18 @@ class Learner:
         )
         self._calibrate(batches)
         measured = _kl_to_start(responses) | self._gradient_cosine(responses, batches) | self._windows(batches)
+        old = self._old_logprobs(batches)
         steps: list[StepResult] = []
         for index, batch in enumerate(batches):
             progress(index, len(batches), "updates")
-            step = self.trainer.step(*self._prepare(batch.responses, index, batch.window_index))
+            step = self.trainer.step(*self._prepare(batch.responses, index, batch.window_index, old=old.get(index)))
             if not step.finite:
                 raise self._diverged(f"loss {step.loss} or gradient norm {step.gradient_norm} of update {index}")
             steps.append(step)
         largest = max((response.omega for response in responses if not response.is_own), default=1.0)
         tables = [step.stats for step in steps if step.stats]
         metrics = summarise(tables, config=self.algorithm, omega_max=largest) | measured
-        metrics |= self._totals(responses, steps) | _score_mismatch(steps)
+        metrics |= self._totals(responses, steps) | (_old_mismatch(batches, old) if old else _score_mismatch(steps))
         self._check_finite(responses, len(steps))
         return metrics
 
@@ -85,13 +88,25 @@ class Learner:
             return 1.0, 1.0
         return length_factors(len(response.token_ids), response.sampler_tokens, self.algorithm.ratio_length)
 
-    def _prepare(
-        self, batch: Sequence[Response], index: int, window_index: int, total: int | None = None
-    ) -> tuple[list[TrainSequence], Objective]:
-        """Wrap responses for the trainer; their mean is over ``total`` responses where that is not the batch's size.
+    def _old_logprobs(self, batches: Sequence[Minibatch]) -> dict[int, Old]:
+        """Under autocast: the learner's log-probs before the first update, by minibatch and rollout.
 
-        Those whose gradient is zero for certain are left out, and identical ones are merged.
+        Each minibatch is passed as its update will pass it. In bfloat16 a response's log-prob depends on its company by
+        more than GSPO's window, and the score stage has other batches. In float32 the scored ones are as good.
         """
+        if self.trainer.config.autocast == "none":
+            return {}
+        found: dict[int, Old] = {}
+        as_own = self.algorithm.foreign_treatment == "as_own"
+        for index, batch in enumerate(batches):
+            kept = self._plan(batch.responses)[0]
+            if any(r.is_own or as_own for r in kept):
+                logprobs = self.trainer.logprobs([TrainSequence(r.prompt_token_ids, r.token_ids) for r in kept])
+                found[index] = {r.rollout_id: tuple(v.tolist()) for r, v in zip(kept, logprobs, strict=True)}
+        return found
+
+    def _plan(self, batch: Sequence[Response]) -> tuple[list[Response], RowPlan, list[tuple[float, float]]]:
+        """Return the responses that pass through the model, how they were chosen, and their lengths' factors."""
         kl = self.algorithm.kl_coefficient
         factors = [self._factors(r) for r in batch]
         plan = plan_rows(
@@ -103,9 +118,24 @@ class Learner:
             [kl if r.is_own else 0.0 for r in batch],
             [len(r.prompt_token_ids) + len(r.token_ids) for r in batch],
         )
+        return [batch[i] for i in plan.rows_K], plan, [factors[i] for i in plan.rows_K]
+
+    def _prepare(
+        self,
+        batch: Sequence[Response],
+        index: int,
+        window_index: int,
+        total: int | None = None,
+        old: Old | None = None,
+    ) -> tuple[list[TrainSequence], Objective]:
+        """Wrap responses for the trainer; their mean is over ``total`` responses where that is not the batch's size.
+
+        Those whose gradient is zero for certain are left out, and identical ones are merged. ``old`` replaces the
+        scored log-probs of the start of the iteration.
+        """
+        kept, plan, factors = self._plan(batch)
         self._saved_shares.append(plan.saved_share)
-        kept = [batch[i] for i in plan.rows_K]
-        factor_KS = torch.tensor([factors[i] for i in plan.rows_K], dtype=torch.float64).reshape(-1, 2)
+        factor_KS = torch.tensor(factors, dtype=torch.float64).reshape(-1, 2)
         sampler_K = torch.tensor([r.sampler_mean for r in kept], dtype=torch.float64)
         rows = ObjectiveRows(
             sampler_mean_logprob_B=sampler_K * factor_KS[:, 1],
@@ -114,8 +144,9 @@ class Learner:
             omega_B=torch.tensor([r.omega for r in kept], dtype=torch.float64),
             weight_B=torch.as_tensor(plan.weights_K, dtype=torch.float64),
             total_weight=float(len(batch) if total is None else total),
-            old_logprobs=[torch.tensor(r.old_logprobs) for r in kept],
-            reference_logprobs=_references(kept) if kl > 0 else None,
+            old_logprobs=[torch.tensor(old[r.rollout_id] if old else r.old_logprobs) for r in kept],
+            old_of_update=bool(old),
+            reference_logprobs=_references(kept) if self.algorithm.kl_coefficient > 0 else None,
             rollout_ids=[r.rollout_id for r in kept],
             learner_factor_B=factor_KS[:, 0] if self.algorithm.ratio_length == "sampler" else None,
         )
@@ -187,6 +218,15 @@ class Learner:
             f"update {self.name} #{self.iteration}: {what} is not finite; the last good version stays current. "
             "Lower update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
         )
+
+
+def _old_mismatch(batches: Sequence[Minibatch], old: Mapping[int, Old]) -> Metrics:
+    """`_score_mismatch` under autocast, of all own responses: the update's own passes against the scored ones."""
+    own = [(r, old[i][r.rollout_id]) for i in old for r in batches[i].responses if r.is_own and r.rollout_id in old[i]]
+    off = np.array([abs(float(np.mean(now, dtype=np.float64)) - r.old_mean) for r, now in own])
+    if not len(off):
+        return {}
+    return {"update/score_mismatch_mean": float(off.mean()), "update/score_mismatch_max": float(off.max())}
 
 
 def _score_mismatch(steps: Sequence[StepResult]) -> Metrics:

@@ -1,9 +1,11 @@
 """LoRA through peft (imported only when asked for): attach, and save both the adapter and the merged weights."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,11 +17,14 @@ _ADAPTER = "adapter"
 _FILE = "adapter_model.safetensors"
 
 
-def attach(model: PreTrainedModel, config: LoraConfig, resume: Path | None, seed: int) -> Any:
+def attach(
+    model: PreTrainedModel, config: LoraConfig, resume: Path | None, seed: int, *, as_merged: bool = False
+) -> Any:
     """Inject adapters into ``model`` and freeze the rest; returns peft's wrapper.
 
     A checkpoint to resume from holds merged weights, so that it runs alone: its adapter is loaded and subtracted from
-    them, which leaves the base it was trained on, up to rounding.
+    them, which leaves the base it was trained on, up to rounding. ``as_merged`` is for bfloat16: layers then compute
+    with the merged weight, rounded, as sampling and scoring do. Base and adapter rounded apart are another policy.
     """
     try:
         import peft
@@ -43,8 +48,51 @@ def attach(model: PreTrainedModel, config: LoraConfig, resume: Path | None, seed
         )
     if resume is not None:
         _unmerge(wrapped, resume / _ADAPTER / _FILE)
+    if as_merged:
+        for layer in _layers(wrapped.get_base_model()).values():
+            if type(layer.get_base_layer()) is torch.nn.Linear:
+                layer.forward = partial(_merged_forward, layer)
     wrapped.eval()
     return wrapped
+
+
+def _merged_forward(layer: Any, x: Tensor) -> Tensor:
+    base = layer.get_base_layer()
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    y: Tensor = _MergedLinear.apply(x, base.weight, base.bias, a, b, layer.scaling["default"])  # type: ignore[no-untyped-call]
+    return y
+
+
+class _MergedLinear(torch.autograd.Function):
+    """y = x·(W + scale·B·A)ᵀ with the sum in float32 and the product in bfloat16; gradients go to x, A and B.
+
+    The gradient of the merged weight is never formed: with G = ∂L/∂y, ∂L/∂B = scale·Gᵀ(x·Aᵀ) and ∂L/∂A = scale·(G·B)ᵀx.
+    The merged weight is computed again in the backward pass instead of being kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        x = x.to(torch.bfloat16)
+        ctx.save_for_backward(x, weight, a, b)
+        ctx.scale = scale
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, _merged(weight, a, b, scale), None if bias is None else bias.to(torch.bfloat16))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            g = gradient.to(torch.bfloat16)
+            rows_x, rows_g = x.flatten(0, -2), g.flatten(0, -2)
+            to_b = rows_g.t() @ (rows_x @ a.t().to(torch.bfloat16))
+            to_a = (rows_g @ b.to(torch.bfloat16)).t() @ rows_x
+            to_x = g @ _merged(weight, a, b, ctx.scale) if ctx.needs_input_grad[0] else None
+        return to_x, None, None, to_a.float() * ctx.scale, to_b.float() * ctx.scale, None
+
+
+def _merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """The weight that `save` writes, in bfloat16; the same operations in the same order."""
+    return (weight + (b @ a) * scale).to(torch.bfloat16)
 
 
 def _layers(model: PreTrainedModel) -> dict[str, Any]:

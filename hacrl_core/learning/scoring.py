@@ -11,7 +11,7 @@ from hacrl_core.agents.out_of_memory import out_of_memory_explained
 from hacrl_core.config.training import Autocast
 from hacrl_core.learning.fused import fused_pass, plan_chunks, read_head
 from hacrl_core.learning.prefixes import response_states, shares_prefixes
-from hacrl_core.learning.sequences import TrainSequence, check_sequences, microbatches
+from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
 
 
 @torch.no_grad()
@@ -32,7 +32,6 @@ def score_sequences(
     check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=agent.context_length)
     device = agent.device
     agent.model.eval()
-    scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
     shared = autocast == "none" and shares_prefixes(agent.model)
     doing, remedy = f"scoring on {device}", "lower score.token_budget or score.max_logits_mb"
     batches = microbatches(sequences, token_budget, agent.pad_token_id, share_prefixes=shared)
@@ -44,10 +43,18 @@ def score_sequences(
             chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
             outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
-        found.append(outcome.logprobs_R.float())
-    if not found:
+        found.append(outcome.logprobs_R)
+    return by_sequence(batches, found, len(sequences))
+
+
+def by_sequence(
+    batches: Sequence[Microbatch], logprobs: Sequence[torch.Tensor], sequences: int
+) -> list[npt.NDArray[np.float32]]:
+    """Return the log-probs of microbatches' tokens per sequence, in the order in which the sequences were given."""
+    scores: list[npt.NDArray[np.float32]] = [np.empty(0, np.float32)] * sequences
+    if not logprobs:
         return scores
-    flat = torch.cat(found).cpu().numpy()  # copied at the end: a GPU does not wait in between
+    flat = torch.cat([part.float() for part in logprobs]).cpu().numpy()  # at the end: a GPU does not wait in between
     ends = np.cumsum([length for batch in batches for length in batch.lengths])
     rows = np.concatenate([batch.rows_B for batch in batches])
     for row, start, stop in zip(rows, [0, *ends[:-1]], ends, strict=True):

@@ -33,6 +33,7 @@ from hacrl_core.learning.fused import (
     read_head,
 )
 from hacrl_core.learning.prefixes import attention_of, response_states, shares_prefixes
+from hacrl_core.learning.scoring import by_sequence
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches, padding_share
 
 # One float32 sum over a long buffer stagnates: a norm of 134M elements came out 1.4 % too small.
@@ -74,7 +75,11 @@ class Trainer:
         agent.model.eval()
         read_head(agent.model)  # refuses unsupported heads before any adapter is attached
         self._shares_prefixes = config.autocast == "none" and shares_prefixes(agent.model)
-        self._adapters = lora.attach(agent.model, config.lora, optimizer_state, seed) if config.lora else None
+        self._adapters = (
+            lora.attach(agent.model, config.lora, optimizer_state, seed, as_merged=config.autocast == "bf16")
+            if config.lora
+            else None
+        )
         self._names = [name for name, p in agent.model.named_parameters() if p.requires_grad]
         self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
         with self._memory_explained():
@@ -114,6 +119,26 @@ class Trainer:
                 self._optimizer.step()
             self.updates += 1
         return StepResult(loss, norm, stats, sum(batch.tokens for batch in batches), padding_share(batches), finite)
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probs of the response tokens as a `step` on these sequences computes them under these weights.
+
+        Microbatches and kernels are the step's own: under autocast another batch shape rounds differently. Gradients
+        stay enabled, because without them torch may choose another kernel.
+        """
+        head = read_head(self.agent.model)
+        batches = self._microbatches(sequences, head)
+        found = []
+        with self._memory_explained():
+            for batch in batches:
+                hidden_RH = self._states(batch).detach()
+                targets_R = torch.from_numpy(batch.targets_R).to(self.agent.device, non_blocking=True)
+                chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=self.config.max_logits_mb)
+                outcome = fused_pass(
+                    hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=self.config.temperature
+                )
+                found.append(outcome.logprobs_R.detach())
+        return by_sequence(batches, found, len(sequences))
 
     def gradient(self, sequences: Sequence[TrainSequence], objective: Objective) -> Tensor:
         """Return the gradient of the loss, flat and unclipped; nothing is updated."""
@@ -172,12 +197,9 @@ class Trainer:
         self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False
     ) -> tuple[float, dict[str, npt.NDArray[np.float64]], list[Microbatch]]:
         head = read_head(self.agent.model)
-        check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=self.agent.context_length)
+        batches = self._microbatches(sequences, head)
         if not add:
             self._gradient.zero_()
-        batches = microbatches(
-            sequences, self.config.token_budget, self.agent.pad_token_id, share_prefixes=self._shares_prefixes
-        )
         with self._memory_explained():
             outcomes = [self._backward(batch, head, objective) for batch in batches]
         if isinstance(objective, Settles):
@@ -188,6 +210,17 @@ class Trainer:
             stats["entropy"] = _mean_entropies(batches, outcomes, len(sequences))
         return loss, stats, batches
 
+    def _microbatches(self, sequences: Sequence[TrainSequence], head: Head) -> list[Microbatch]:
+        check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=self.agent.context_length)
+        return microbatches(
+            sequences, self.config.token_budget, self.agent.pad_token_id, share_prefixes=self._shares_prefixes
+        )
+
+    def _states(self, batch: Microbatch) -> Tensor:
+        """Return the last hidden states that predict the responses' tokens."""
+        with torch.autocast(self.agent.device.type, torch.bfloat16, enabled=self.config.autocast == "bf16"):
+            return response_states(self.agent.model, batch)
+
     def _memory_explained(self) -> AbstractContextManager[None]:
         remedy = (
             "lower update.token_budget or update.max_logits_mb, set update.gradient_checkpointing, or train update.lora"
@@ -197,8 +230,7 @@ class Trainer:
     def _backward(self, batch: Microbatch, head: Head, objective: Objective) -> Outcome:
         """Add the microbatch's gradient to the parameters' ``grad``."""
         config, device = self.config, self.agent.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.autocast == "bf16"):
-            hidden_RH = response_states(self.agent.model, batch)
+        hidden_RH = self._states(batch)
         gradients = Gradients(
             torch.zeros_like(hidden_RH, dtype=torch.float32),
             head.weight_VH.grad if head.weight_VH.requires_grad else None,

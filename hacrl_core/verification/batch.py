@@ -54,7 +54,7 @@ def verify_batch(
     ``problems``, one per response, are what a task's verifier and reward functions read; without them they get the gold
     alone.
     ``on_progress(done, total)`` counts responses. ``token_counts`` is needed by the overlong penalty only.
-    ``truncated`` tells which responses were cut off by their length limit; ``config.truncated`` says what follows.
+    ``truncated`` tells which responses were cut off by their length limit; ``config.complete_only`` says what follows.
     """
     config = config or VerifyConfig()
     if len(responses) != len(golds):
@@ -133,7 +133,7 @@ def _rows(golds: Sequence[str], problems: Sequence[Problem] | None) -> list[str]
 
 def _without_guesses(responses: Sequence[str], truncated: Sequence[bool] | None, config: VerifyConfig) -> Sequence[str]:
     """Return the responses as they are judged: one that was cut off before its answer was complete is empty."""
-    if config.truncated == "judge":
+    if not config.complete_only or (truncated is None and config.truncated == "auto"):
         return responses
     if truncated is None:
         raise ConfigError(

@@ -55,7 +55,7 @@ class GenericDecoder:
         self.device = next(model.parameters()).device
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
-        self._takes_logits_to_keep = "logits_to_keep" in accepted
+        self._takes_logits_to_keep = takes_logits_to_keep(model)
         layers = DynamicCache(config=model.config).layers
         self.joinable = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
         self.reset()
@@ -121,6 +121,11 @@ class GenericDecoder:
             arguments["logits_to_keep"] = 1
         logits: Tensor = self.model(input_ids=ids, **arguments).logits[:, -1]
         return logits
+
+
+def takes_logits_to_keep(model: PreTrainedModel) -> bool:
+    """Whether the model can apply its head to the last positions only."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def _copy_of(cache: DynamicCache, config: Any) -> DynamicCache:

@@ -13,11 +13,14 @@ from hacrl_core.agents.checkpoints import reload_agent
 from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.errors import EngineError
-from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder
+from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder, takes_logits_to_keep
 from hacrl_core.generation.builtin.fast import build_fast_decoder
 from hacrl_core.generation.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.generation.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
 from hacrl_core.generation.stop_strings import StopStrings
+
+# The most logits that settling a draw computes where it needs one row of them: 8 MB.
+WHOLE_LOGITS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class BuiltinEngine:
     ) -> list[Generation]:
         agent = loaded.agent
         self._check(agent, requests, params)
-        strings = StopStrings(agent.tokenizer, params.stop_strings)
+        strings = StopStrings(agent.tokenizer, params.stop_strings, agent.stop_token_ids)
         # Below float32, rounding between batch shapes is far wider than the margin that can be settled row by row.
         exact = agent.model.dtype == torch.float32
         scheduler = Scheduler(
@@ -146,8 +149,15 @@ class BuiltinEngine:
 
 
 def _logits_alone(agent: Agent, token_ids: Sequence[int]) -> Tensor:
+    """Return the logits that follow a sequence, computed without any company.
+
+    Short sequences of small vocabularies go through the head whole, as they always did, bit for bit; of others only the
+    last position does: all of them would take gigabytes at a vocabulary of 262k tokens.
+    """
     ids = torch.tensor([list(token_ids)], device=agent.device)
-    logits: Tensor = agent.model(input_ids=ids, use_cache=False).logits[:, -1]
+    few = ids.numel() * agent.model.config.get_text_config().vocab_size <= WHOLE_LOGITS
+    last = {} if few or not takes_logits_to_keep(agent.model) else {"logits_to_keep": 1}
+    logits: Tensor = agent.model(input_ids=ids, use_cache=False, **last).logits[:, -1]
     return logits
 
 

@@ -21,13 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from hacrl_core.generation.builtin.decoder import Prefill
+from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder, Prefill
 from hacrl_core.generation.builtin.weights import DecoderWeights, decoder_weights
 
 logger = logging.getLogger(__name__)
 
 LENGTH_STEP = 16  # slots grow by this many positions, or an eighth of their length if that is more
 KEPT_BYTES = 1 << 28
+OWN_NOISE = 2.0  # the step may be so many times as far off as transformers' own decoding is
+MOST_NOISE = 3e-3  # of a log-prob in float32; beyond it something is wrong, whatever the model's own noise
 MIN_ROWS = 4  # below, matrix products take another kernel and round differently
 
 
@@ -240,17 +242,32 @@ def build_fast_decoder(model: PreTrainedModel, pad_token_id: int, context_length
 
 @torch.inference_mode()
 def _probe(decoder: FastDecoder) -> tuple[float, float]:
-    """Return the largest difference from a full forward (two prompts, three steps), and the difference allowed."""
+    """Return the largest difference of a log-prob from a full forward, and the difference allowed.
+
+    A real model's own forward is noisier in float32 than any fixed bound: SmolLM2's log-probs move by 3e-4 when its
+    prompt is padded. So where the fixed bound is exceeded, decoding through transformers' cache, on the same prompts,
+    shows how far the model is from itself.
+    """
     vocabulary = decoder.weights.head_VH.shape[0]
     ids = torch.arange(12, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
     logits_TV = decoder.model(input_ids=ids[None], use_cache=False).logits[0].float()
     rows = torch.tensor([5, 9], device=decoder.device)
+    wanted = torch.cat([logits_TV[rows + offset - 1] for offset in range(4)]).log_softmax(-1)
+    error = _decoding_error(decoder, ids, wanted)
+    relative = 1e-5 if decoder.dtype == torch.float32 else 3e-2
+    allowed = relative * max(1.0, float(logits_TV.abs().max()))
+    if allowed < error < MOST_NOISE:
+        own = _decoding_error(GenericDecoder(decoder.model, decoder.pad_token_id), ids, wanted)
+        allowed = max(allowed, OWN_NOISE * own)
+    return error, allowed
+
+
+def _decoding_error(decoder: Decoder, ids: Tensor, wanted: Tensor) -> float:
+    """Return how far a decoder's log-probs are from those wanted, over two prompts and three steps."""
+    rows = torch.tensor([5, 9], device=ids.device)
     prefill = decoder.prefill([tuple(ids[:5].tolist()), tuple(ids[:9].tolist())])
     got = [prefill.logits_PV.float()]
     decoder.admit(prefill, [0, 1])
     got += [decoder.step(ids[rows + offset]).float() for offset in range(3)]
     decoder.reset()
-    wanted = [logits_TV[rows + offset - 1] for offset in range(4)]
-    error = max(float((g - e).abs().max()) for g, e in zip(got, wanted, strict=True))
-    relative = 1e-5 if decoder.dtype == torch.float32 else 3e-2
-    return error, relative * max(1.0, float(logits_TV.abs().max()))
+    return float((torch.cat(got).log_softmax(-1) - wanted).abs().max())

@@ -256,7 +256,7 @@ class VllmEngine:
                 [[*request.prompt_token_ids, *response.token_ids] for request, response in pairs]
             )
             policy = [tuple(row[-len(r.token_ids) :]) for row, r in zip(scored, responses, strict=True)]
-        strings = StopStrings(expected.tokenizer, params.stop_strings)
+        strings = StopStrings(expected.tokenizer, params.stop_strings, expected.stop_token_ids)
         texts = [strings.text(response.token_ids) for response in responses]
         return [
             Generation(r.request_id, r.token_ids, text, raw, drawn, "stop" if r.finish_reason == "stop" else "length")

@@ -6,15 +6,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from hacrl_core.agents.agent import load_agent
+from hacrl_core.agents.agent import Agent, load_agent
 from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.generation.builtin import BuiltinEngine, fast
+from hacrl_core.generation.builtin import engine as engine_module
 from hacrl_core.generation.builtin.decoder import GenericDecoder
 from hacrl_core.generation.builtin.fast import FastDecoder, build_fast_decoder
 from hacrl_core.generation.builtin.weights import DecoderWeights, decoder_weights
@@ -106,3 +110,93 @@ def test_a_fault_that_fresh_norms_hide_is_found_on_the_next_weights(
     assert isinstance(engine._loaded.decoder, GenericDecoder)
     assert "off the model's own forward" in caplog.text
     assert [g.token_ids for g in got] == [g.token_ids for g in wanted]
+
+
+def noisy(model: PreTrainedModel, size: float) -> None:
+    """Let the model's forward without a cache differ from all others, as another order of summation does."""
+    forward = model.forward
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        if kwargs.get("use_cache") is False:
+            places = torch.arange(out.logits.shape[-1], device=out.logits.device)
+            out.logits += size * torch.sin(places.float())
+        return out
+
+    model.forward = changed
+
+
+def test_noise_of_the_models_own_forward_is_no_reason_to_refuse_the_step(checkpoint: Checkpoint) -> None:
+    model = load_agent(checkpoint("llama")).model
+    noisy(model, 4e-4)
+    error, allowed = fast._probe(decoder_of(model))
+    assert 1e-4 < error < allowed < 3 * error
+
+
+def decoder_of(model: PreTrainedModel, **changes: Any) -> FastDecoder:
+    weights = decoder_weights(model, 128)
+    assert weights is not None
+    return FastDecoder(model, replace(weights, **changes), 0)
+
+
+def test_a_fault_of_the_step_as_small_as_that_noise_is_found(checkpoint: Checkpoint) -> None:
+    model = load_agent(checkpoint("llama")).model
+    weights = decoder_weights(model, 128)
+    assert weights is not None
+    error, allowed = fast._probe(decoder_of(model, epsilon=weights.epsilon + 4e-6))
+    assert 1e-4 < error < 3e-3
+    assert allowed < error / 3
+
+
+def test_noise_beyond_any_rounding_is_refused_whoever_makes_it(checkpoint: Checkpoint) -> None:
+    model = load_agent(checkpoint("llama")).model
+    noisy(model, 1e-2)
+    error, allowed = fast._probe(decoder_of(model))
+    assert allowed < error
+
+
+class LargestTensor(TorchDispatchMode):
+    """The size of the largest tensor that an operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_settling_a_draw_takes_the_memory_of_one_row_of_logits(
+    checkpoint: Checkpoint, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = load_agent(checkpoint(kind))
+    ids = [3 + place % 20 for place in range(100)]
+    vocabulary = agent.model.config.vocab_size
+    with torch.inference_mode():
+        head = agent.model.get_output_embeddings()
+        rows: list[int] = []
+        head.register_forward_hook(lambda module, given, out: rows.append(out.numel() // vocabulary))
+        whole = engine_module._logits_alone(agent, ids)
+        assert rows == [100]  # a few numbers: as always, bit for bit
+        monkeypatch.setattr(engine_module, "WHOLE_LOGITS", 99 * vocabulary)
+        last = engine_module._logits_alone(agent, ids)
+        assert rows == [100, 1]
+    torch.testing.assert_close(last, whole, atol=1e-5, rtol=0)
+
+
+def test_settling_a_draw_of_a_large_vocabulary_makes_no_tensor_of_all_positions() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=60_000,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    agent = Agent(LlamaForCausalLM(config).eval(), None, (1,), Path("large"))
+    with torch.inference_mode(), LargestTensor() as seen:
+        assert engine_module._logits_alone(agent, list(range(200))).shape == (1, 60_000)
+    assert seen.largest < 20 * 60_000  # the head's weight; all positions would be 200 × 60,000

@@ -5,6 +5,7 @@ from stage_bench import Bench
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.verification import OverlongConfig, VerifyConfig
+from hacrl_core.verification import verify_batch
 from stages.verify import VerifySlice
 
 RESPONSES = [r"\boxed{5}", r"2+3=5, \boxed{ 5 }", r"\boxed{6}", "no idea"]
@@ -91,3 +92,16 @@ def test_half_a_number_of_a_response_that_was_cut_off_is_not_rewarded(bench, inp
     assert [row["reward"] for row in rows] == [0.0, 1.0, 1.0, 0.0]
     assert [row["verdict"] for row in rows] == ["unparseable", "correct", "correct", "unparseable"]
     assert complete.metrics["verify/truncated_guess_share"] == 0.0
+
+
+def test_the_default_verifier_pays_for_no_half_number_and_the_old_verdicts_keep_their_identity():
+    new, old = VerifyConfig(verifier="strict"), VerifyConfig(verifier="strict", truncated="judge")
+    assert new.complete_only
+    assert not old.complete_only
+    assert new.identity()["truncated"] == "complete_only"
+    for config in (old, VerifyConfig(verifier="math"), VerifyConfig(verifier="exact")):
+        assert "truncated" not in config.identity()
+    cut = verify_batch(["the sum is 5", "the sum is 5"], ["5", "5"], new, truncated=[True, False])
+    assert [verdict.reward for verdict in cut] == [0.0, 1.0]
+    judged = verify_batch(["the sum is 5"], ["5"], old, truncated=[True])
+    assert judged[0].reward == 1.0
