@@ -6,6 +6,7 @@ from typing import Any
 from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
+from hacrl_core.config.problems import ArithmeticConfig, TaskProblems
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import resolve_verifier, reward_sources, verifier_source
@@ -46,8 +47,9 @@ class StageCalls:
         settings = self.config.agents[agent]
         if settings.warmstart is not None:
             corpus = self.config.corpus
-            assert corpus is not None, "the config requires arithmetic problems for warm starts"
-            warmstart = WarmstartSlice(warmstart=settings.warmstart, corpus=corpus)
+            assert corpus is not None, "the config requires arithmetic or a task for warm starts"
+            digest = self._problems_digest if isinstance(corpus, TaskProblems) else ""
+            warmstart = WarmstartSlice(warmstart=settings.warmstart, corpus=corpus, content_digest=digest)
             return StageCall("warmstart", warmstart, seed=self._seed("warmstart", agent), agent=agent)
         assert settings.checkpoint is not None, "the config requires a warm start or a checkpoint"
         adopt = AdoptSlice(
@@ -59,7 +61,8 @@ class StageCalls:
 
     def sample(self, origins: Mapping[str, Handle], iteration: int) -> StageCall:
         """The prompts of an iteration. First versions are inputs only if prompts are filtered by length in tokens."""
-        limit = self.config.generate.max_prompt_tokens if self.config.corpus is None else None
+        made = isinstance(self.config.corpus, ArithmeticConfig)
+        limit = None if made else self.config.generate.max_prompt_tokens
         config = SampleSlice(
             problems=self.config.problems,
             iteration=iteration,

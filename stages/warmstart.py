@@ -1,10 +1,11 @@
 """warmstart: corpus + architecture → a first agent, taught to partial competence. For the tiny agents of the demo."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.base import StrictConfig
-from hacrl_core.config.problems import ArithmeticConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
+from hacrl_core.config.problems import ArithmeticConfig, TaskProblems
 from hacrl_core.config.warmstart import WarmstartConfig
 from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
@@ -13,7 +14,8 @@ class WarmstartSlice(StrictConfig):
     """What a warm start reads of the config."""
 
     warmstart: WarmstartConfig
-    corpus: ArithmeticConfig
+    corpus: ArithmeticConfig | TaskProblems
+    content_digest: Annotated[str, IdentityUnlessDefault] = ""  # of a task's problems
 
 
 def run(

@@ -7,6 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.once import common_folder, once
 from tests.patience import patience
 
 # Some virtual machines announce AMX and then refuse its instructions, which ends the process in a product of bfloat16.
@@ -18,6 +19,30 @@ hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
+
+# Seconds on a quiet machine; the slowest test takes a tenth of it.
+LIMIT = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test a limit that follows the machine; it only ends what hangs."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(patience(LIMIT)))
+
+
+@pytest.fixture(scope="session")
+def blank_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database without a run; to be copied, because making its tables takes seconds."""
+    from flows.home import Home
+    from flows.tracking.projection import ensure_database, quiet_environment
+
+    place = common_folder(tmp_path_factory) / "blank"
+    with once(place) as first:
+        if first:
+            quiet_environment()
+            ensure_database(Home(place))
+    return Home(place).database
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ class Evaluation:
 
 
 def evaluate_agent(
-    agent: str, benchmarks: Sequence[str], changes: Changes, home: Home, console: Console
+    agent: str, benchmarks: Sequence[str | BenchmarkConfig], changes: Changes, home: Home, console: Console
 ) -> tuple[str, list[Evaluation]]:
     """Return the agent's full name and one result per benchmark; everything is checked before anything runs."""
     listener = _EvaluationListener(console)

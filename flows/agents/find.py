@@ -3,10 +3,11 @@
 Nothing runs here. A wrong name ends in a ConfigError that says what would be right.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from flows.home import Home
 from flows.record.history import History, read_history
@@ -21,10 +22,12 @@ from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, Pre
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ArtifactError, ConfigError
 from hacrl_core.problems import load_problems
+from hacrl_core.tasks.loading import is_task_name
 from stages.adopt import AdoptSlice
 from stages.spec import StageCall
 
 ARITHMETIC_PROBLEMS = 1000
+TASK_PROBLEMS = 200
 # More than the worked answers need; a campaign's own limit takes precedence.
 ARITHMETIC_TOKENS = 256
 
@@ -99,16 +102,8 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
     config = history.config
     if agent not in config.agents:
         raise ConfigError(f"agent {agent}: not in campaign {campaign}; its agents are {', '.join(config.agents)}")
-    versions = history.versions[agent]
-    if not versions:
-        raise ConfigError(f"agent {campaign}/{agent}: has no version yet; start its campaign with hacrl run")
-    number = _version_number(history, agent, wanted)
-    version, name = versions[number], f"{campaign}/{agent}@{number}"
-    if not store.fetch(version.stage, version.key) and store.is_collected(version.stage, version.key):
-        available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
-        raise ConfigError(
-            f"agent {name}: its files were collected by a keep policy; versions with files: {', '.join(available)}"
-        )
+    number, version = _find_version(history, agent, wanted)
+    name = f"{campaign}/{agent}@{number}"
     return Subject(
         name=name,
         version=_complete(store, version, name),
@@ -121,6 +116,28 @@ def _trained(store: Store, home: Home, campaign: str, agent: str, wanted: str) -
         own_code=config.agents[agent].own_code,
         benchmarks=config.evaluate.benchmarks,
     )
+
+
+def version_files(history: History, agent: str, wanted: str) -> Path:
+    """Return the verified checkpoint folder of a campaign's agent: ``latest``, ``best`` or a number of iterations."""
+    number, version = _find_version(history, agent, wanted)
+    return _complete(history.store, version, f"{history.config.name}/{agent}@{number}").path
+
+
+def _find_version(history: History, agent: str, wanted: str) -> tuple[int, Entry]:
+    """Return a version's number and entry; raise ConfigError where there is none, or its files are not kept."""
+    versions, name = history.versions[agent], f"{history.config.name}/{agent}"
+    if not versions:
+        raise ConfigError(f"agent {name}: has no version yet; start its campaign with hacrl run")
+    number = _version_number(history, agent, wanted)
+    version, store = versions[number], history.store
+    if not store.fetch(version.stage, version.key) and store.is_collected(version.stage, version.key):
+        available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
+        raise ConfigError(
+            f"agent {name}@{number}: its files were collected by a keep policy; versions with files: "
+            f"{', '.join(available)}"
+        )
+    return number, version
 
 
 def _version_number(history: History, agent: str, wanted: str) -> int:
@@ -154,11 +171,13 @@ def _complete(store: Store, entry: Entry, name: str) -> ArtifactRef:
 # -- the benchmarks and settings --------------------------------------------------------------------------------------
 
 
-def find_benchmarks(subject: Subject, names: Sequence[str]) -> list[BenchmarkConfig]:
+def find_benchmarks(subject: Subject, names: Sequence[str | BenchmarkConfig]) -> list[BenchmarkConfig]:
     """Return the named benchmarks, or all of the agent's campaign where no name is given."""
     if not names and not subject.benchmarks:
         raise ConfigError(f"agent {subject.name}: choose a benchmark with --benchmark: {_choices(subject)}")
-    return [_find_benchmark(subject, name) for name in names] if names else list(subject.benchmarks)
+    if not names:
+        return list(subject.benchmarks)
+    return [name if isinstance(name, BenchmarkConfig) else _find_benchmark(subject, name) for name in names]
 
 
 def _find_benchmark(subject: Subject, name: str) -> BenchmarkConfig:
@@ -171,14 +190,28 @@ def _find_benchmark(subject: Subject, name: str) -> BenchmarkConfig:
         task = subject.arithmetic
         problems = ArithmeticProblems(kinds=task.kinds, levels=task.levels, split="held_out", size=ARITHMETIC_PROBLEMS)
         return BenchmarkConfig(name=name, problems=problems, max_tokens=subject.generate.max_tokens)
+    if is_task_name(name):
+        return task_benchmark(name, {}, TASK_PROBLEMS, subject.generate.max_tokens)
     if Path(name).suffix in (".yaml", ".yml"):
         return validate({"name": Path(name).stem, **read_yaml(Path(name))}, BenchmarkConfig, name)
     raise ConfigError(f"--benchmark {name}: not known; choose from {_choices(subject)}")
 
 
+def task_benchmark(
+    task: str, options: dict[str, Any], size: int, max_tokens: int, split: Literal["all", "held_out"] = "held_out"
+) -> BenchmarkConfig:
+    """Return a benchmark of problems of a task, judged by the task."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(task).stem if task.endswith(".py") else task).strip("-")[-60:]
+    problems = TaskProblems(task=task, split=split, size=size, options=options)
+    return BenchmarkConfig(name=name, problems=problems, max_tokens=max_tokens)
+
+
 def _choices(subject: Subject) -> str:
     own = [benchmark.name for benchmark in subject.benchmarks]
-    return f"{', '.join([*own, *get_args(PresetName), 'arithmetic'])}, or a YAML file with a benchmark's settings"
+    return (
+        f"{', '.join([*own, *get_args(PresetName), 'arithmetic'])}, a task (my_task.py), or a YAML file with a "
+        "benchmark's settings"
+    )
 
 
 def change_benchmark(benchmark: BenchmarkConfig, changes: Changes) -> BenchmarkConfig:

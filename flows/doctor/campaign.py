@@ -112,7 +112,7 @@ def _untrained(config: CampaignConfig, agent: str) -> tuple[Any, Any]:
     # The config guarantees both.
     assert warmstart is not None
     assert corpus is not None
-    _, _, tokenizer = corpus_and_tokenizer(warmstart, corpus, derive_seed(config.seed, "warmstart", agent))
+    _, tokenizer = corpus_and_tokenizer(warmstart, corpus, derive_seed(config.seed, "warmstart", agent))
     return tokenizer, make_model(warmstart.model, tokenizer, 0).config
 
 

@@ -94,12 +94,20 @@ def keep_readable(text: bytes) -> bytes:
 
 def report_unreadable(path: Path, number: int, remedy: str) -> None:
     """Tell the user, once, that lines of a file were skipped."""
-    if path in _reported:
-        return
-    _reported.add(path)
     lines = "1 line" if number == 1 else f"{number} lines"
-    message = f"! {path}: skipped {lines} that cannot be read (damaged, or of another version of hacrl); {remedy}"
-    Console(stderr=True).print(Text(message, style="yellow"), soft_wrap=True)
+    _tell_once(path, f"skipped {lines} that cannot be read (damaged, or of another version of hacrl); {remedy}")
+
+
+def report_missing(path: Path) -> None:
+    """Tell the user, once, that a campaign's record is gone."""
+    remedy = f"the campaign's next run writes it anew without computing anything; or delete {path.parent}"
+    _tell_once(path, f"missing, so that nothing counts as garbage; {remedy}")
+
+
+def _tell_once(path: Path, message: str) -> None:
+    if path not in _reported:
+        _reported.add(path)
+        Console(stderr=True).print(Text(f"! {path}: {message}", style="yellow"), soft_wrap=True)
 
 
 def _parse(line: bytes) -> tuple[dict[str, Any], bool] | None:

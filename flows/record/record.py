@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +21,7 @@ from flows.home import Home
 from flows.record.lines import Entry as Entry
 from flows.record.lines import entry_of, keep_readable, read_lines, report_unreadable, sealed_line
 from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Identity, changed_fields
@@ -28,6 +30,8 @@ from stages.spec import Outcome, StageCall, find_stage
 
 # The stages that make an agent's first version.
 ORIGINS = ("warmstart", "adopt")
+# A power cut takes at most the lines of so long from a record.
+SYNC_SECONDS = 5.0
 # Key of an artifact whose files are gone → key of the one that the campaign uses instead.
 REMADE = "remade.json"
 
@@ -48,11 +52,12 @@ class Record:
         self._now: dict[str, Entry] = {}
         self._fresh: list[Entry] = []
         self._writing = threading.Lock()
+        self._synced_at = time.time()
         try:
             self._before = {entry.label: entry for entry in read_entries(folder)}
             self._written = {label: entry.key for label, entry in self._before.items()}
             self._remade = _read_remade(folder)
-            _replace(folder / "config.json", config.model_dump_json(indent=1))
+            replace_synced(folder / "config.json", config.model_dump_json(indent=1))
             self._file = _open_to_append(folder / "stages.jsonl")
         except BaseException:
             os.close(self._lock)
@@ -84,6 +89,9 @@ class Record:
                 self._written[entry.label] = entry.key
                 self._file.write(sealed_line(asdict(entry)))
                 self._file.flush()
+                if entry.at - self._synced_at > SYNC_SECONDS:
+                    os.fsync(self._file.fileno())
+                    self._synced_at = entry.at
         return entry
 
     def why(self, store: Store, call: StageCall) -> list[str]:
@@ -106,7 +114,7 @@ class Record:
         """From now on use another artifact in place of one whose files are gone and could not be repeated."""
         with self._writing:
             self._remade = {**self._remade, key: other}
-            _replace(self.folder / REMADE, json.dumps(self._remade, indent=1))
+            replace_synced(self.folder / REMADE, json.dumps(self._remade, indent=1))
 
     def entries(self) -> list[Entry]:
         """Return the entries of this run, one for each label."""
@@ -120,9 +128,11 @@ class Record:
             return fresh
 
     def close(self) -> None:
-        """Close the file and release the lock."""
+        """Write the file through to the disk, close it and release the lock."""
         try:
-            self._file.close()
+            with closing(self._file), suppress(OSError):
+                # Where the disk cannot, the next run records again what is missing.
+                os.fsync(self._file.fileno())
         finally:
             if self._lock is not None:
                 os.close(self._lock)
@@ -243,11 +253,5 @@ def _open_to_append(path: Path) -> TextIO:
     if path.exists():
         text = path.read_bytes()
         if (readable := keep_readable(text)) != text:
-            _replace(path, readable.decode())
+            replace_synced(path, readable.decode())
     return path.open("a")
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(text)
-    os.replace(draft, path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.home import Home
 from flows.record.history import History, read_history
-from flows.record.lines import entry_of, read_lines, report_unreadable
+from flows.record.lines import entry_of, read_lines, report_missing, report_unreadable
 from flows.record.record import evaluations_log, is_running
 from flows.store.pins import Pin, read_pins
 from hacrl_core.artifacts import Store
@@ -56,8 +56,9 @@ class Campaign:
 
 
 def recorded_campaigns(home: Home) -> list[Path]:
-    """Return the folders of all campaigns that have a record, including the cells of sweeps."""
-    return sorted({path.parent for path in home.campaigns.rglob("stages.jsonl")})
+    """Return the folders of all campaigns, including the cells of sweeps and those whose record is gone."""
+    names = ("stages.jsonl", "config.json")
+    return sorted({path.parent for name in names for path in home.campaigns.rglob(name)})
 
 
 def running_sweeps(home: Home) -> list[Path]:
@@ -68,6 +69,10 @@ def running_sweeps(home: Home) -> list[Path]:
 def survey_campaign(home: Home, store: Store, folder: Path, override: KeepConfig | None = None) -> Campaign:
     """Return what the campaign in this folder needs; ``override`` replaces its keep policy."""
     lines, damaged = read_lines(folder / "stages.jsonl")
+    if not (folder / "stages.jsonl").exists():
+        # What it named would look like garbage.
+        damaged += 1
+        report_missing(folder / "stages.jsonl")
     running = is_running(folder)
     name = folder.relative_to(home.campaigns).as_posix()
     found = Campaign(name, running, unreadable=damaged + sum(entry_of(raw) is None for raw in lines))

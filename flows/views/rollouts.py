@@ -17,7 +17,7 @@ from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, rea
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
 
-_STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
+STYLES = {"correct": "green", "incorrect": "red", "unparseable": "yellow", "timeout": "magenta", "error": "magenta"}
 
 
 def show_rollouts(
@@ -36,8 +36,8 @@ def show_rollouts(
     for name in (agent, learner):
         if name is not None and name not in config.agents:
             raise ConfigError(f"agent {name}: not in campaign {config.name}; its agents are {', '.join(config.agents)}")
-    if verdict is not None and verdict not in _STYLES:
-        raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(_STYLES)}")
+    if verdict is not None and verdict not in STYLES:
+        raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(STYLES)}")
     entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if not e.variant}
     chosen = _iteration(entries, iteration, config)
     store = open_store(home.store)
@@ -93,7 +93,7 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
         kind, credits = alike[0]["verdict"], list(alike[0]["credits"].values())
         advantage = f"{credits[0]['advantage']:+.2f}" if credits else ""
         cut = " …" if alike[0]["finish_reason"] == "length" else ""
-        table.add_row(who, Text(kind, style=_STYLES[kind]), advantage, str(len(alike)), Text(printable(text) + cut))
+        table.add_row(who, Text(kind, style=STYLES[kind]), advantage, str(len(alike)), Text(printable(text) + cut))
     question = printable(" ".join(m["content"] for m in prompt["messages"]))
     heading = Text.assemble(
         ("asked: ", "dim"), question, ("   right answer: ", "dim"), (printable(prompt["answer"]), "bold")

@@ -22,10 +22,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hacrl_core.config.problems import ArithmeticConfig, Kind
+from hacrl_core.agents.lessons import Corpus, kinds_of, lessons, taught_text
 from hacrl_core.config.warmstart import ModelConfig, TokenizerConfig, WarmstartConfig
 from hacrl_core.errors import ConfigError
-from hacrl_core.problems.arithmetic import training_problem, worked_answer
 from hacrl_core.problems.problem import Problem
 from hacrl_core.seeding import derive_rng, derive_seed
 
@@ -68,21 +67,21 @@ class Examples:
 
 def warm_start(
     config: WarmstartConfig,
-    corpus_config: ArithmeticConfig,
+    corpus: Corpus,
     seed: int,
     out_dir: Path,
     on_progress: WarmstartProgress | None = None,
 ) -> dict[str, float]:
     """Train a new agent and save weights, tokenizer and generation config; equal arguments give equal bytes."""
-    corpus, problems, tokenizer = corpus_and_tokenizer(config, corpus_config, seed)
+    problems, tokenizer = corpus_and_tokenizer(config, corpus, seed)
     examples = encode_examples(tokenizer, problems, config.model.max_position_embeddings)
     with _single_thread():
         model = make_model(config.model, tokenizer, derive_seed(seed, "warmstart", "weights"))
         stop = config.stop
         watched = _probe(stop.kind, corpus, seed, tokenizer, stop.problems) if stop else None
         metrics = _train(model, examples, watched, config, seed, on_progress)
-        for kind in sorted(corpus_config.kinds):
-            metrics[f"accuracy/{kind}"] = solved_share(model, _probe(kind, corpus_config, seed, tokenizer, PROBED))
+        for kind in kinds_of(corpus, derive_seed(seed, "warmstart", "probe")):
+            metrics[f"accuracy/{kind}"] = solved_share(model, _probe(kind, corpus, seed, tokenizer, PROBED))
     model.save_pretrained(out_dir)
     tokenizer.save_pretrained(out_dir)
     sizes = {"parameters": float(model.num_parameters()), "vocab_size": float(len(tokenizer))}
@@ -90,12 +89,11 @@ def warm_start(
 
 
 def corpus_and_tokenizer(
-    config: WarmstartConfig, corpus_config: ArithmeticConfig, seed: int
-) -> tuple[ArithmeticConfig, list[Problem], PreTrainedTokenizerFast]:
-    """Return what an agent is taught (config and problems) and the tokenizer it reads it with."""
-    corpus = corpus_config.model_copy(update={"kinds": config.mixture})
-    problems = _training_problems(corpus, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
-    return corpus, problems, make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
+    config: WarmstartConfig, corpus: Corpus, seed: int
+) -> tuple[list[Problem], PreTrainedTokenizerFast]:
+    """Return the problems that an agent is taught and the tokenizer it reads them with."""
+    problems = lessons(corpus, config.mixture, derive_seed(seed, "warmstart", "corpus"), config.corpus_problems)
+    return problems, make_tokenizer(config.tokenizer, _texts(problems), config.model.max_position_embeddings)
 
 
 def encode_examples(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem], context_length: int) -> Examples:
@@ -103,7 +101,7 @@ def encode_examples(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Probl
     messages = [list(problem.messages) for problem in problems]
     prompts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    answer_ids = tokenizer([worked_answer(p) for p in problems], add_special_tokens=False)["input_ids"]
+    answer_ids = tokenizer([taught_text(p) for p in problems], add_special_tokens=False)["input_ids"]
     rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)]
     lengths_B = torch.tensor([len(prompt) + len(answer) - 1 for prompt, answer in rows])
     if int(lengths_B.max()) >= context_length:
@@ -184,19 +182,14 @@ def _batches(total: int, size: int, rng: np.random.Generator) -> Iterator[torch.
         yield from order_SB.unbind()
 
 
-def _probe(kind: Kind, corpus: ArithmeticConfig, seed: int, tokenizer: PreTrainedTokenizerFast, count: int) -> Examples:
+def _probe(kind: str, corpus: Corpus, seed: int, tokenizer: PreTrainedTokenizerFast, count: int) -> Examples:
     """Problems of one kind from the training split: the held-out ones stay unseen, by every decision too."""
-    only = corpus.model_copy(update={"kinds": {kind: 1.0}})
-    problems = _training_problems(only, derive_seed(seed, "warmstart", "probe"), count)
+    problems = lessons(corpus, {kind: 1.0}, derive_seed(seed, "warmstart", "probe"), count)
     return encode_examples(tokenizer, problems, int(tokenizer.model_max_length))
 
 
-def _training_problems(config: ArithmeticConfig, seed: int, count: int) -> list[Problem]:
-    return [training_problem(seed, index, config) for index in range(count)]
-
-
 def _texts(problems: Sequence[Problem]) -> list[str]:
-    return [text for problem in problems for text in (problem.messages[0]["content"], worked_answer(problem))]
+    return [text for problem in problems for text in (problem.messages[0]["content"], taught_text(problem))]
 
 
 @contextmanager

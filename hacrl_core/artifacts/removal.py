@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hacrl_core.artifacts.disk import is_disk_full
-from hacrl_core.artifacts.files import replace_synced
+from hacrl_core.artifacts.files import replace_synced, sync
 from hacrl_core.artifacts.manifests import MANIFEST, file_of
 from hacrl_core.artifacts.store import COLLECTED, Store
 from hacrl_core.errors import ArtifactError
@@ -38,6 +38,7 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
         # First the mark, then the files: the next call finishes what a crash between the two leaves.
         if not (folder / COLLECTED).exists():
             _mark(folder, collected_mark(manifest.bytes, why))
+            sync(folder)
         for number, path in enumerate(files):
             _discard(path, trash, str(number))
         for path in sorted((p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()), reverse=True):

@@ -283,6 +283,7 @@ class Store:
         # Measured outputs differ each time.
         restored = first.model_copy(update={"outputs": made.outputs})
         replace_synced(target / MANIFEST, sealed_json(restored))
+        sync(target)
         # Last: until now the artifact counts as collected.
         (target / COLLECTED).unlink()
         sync(target)

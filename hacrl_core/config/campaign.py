@@ -20,7 +20,7 @@ from hacrl_core.config.operation import (
     StoreConfig,
     TrackingConfig,
 )
-from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig, is_task
+from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig, TaskProblems, is_task
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
 from hacrl_core.config.verification import TASK, VerifyConfig
 from hacrl_core.errors import ConfigError
@@ -107,10 +107,16 @@ class CampaignConfig(StrictConfig):
         alone = next((i for i in range(self.iterations) if not self.present(i)), None)
         if alone is not None:
             raise ValueError(f"agents: no agent takes part in iteration {alone}; let one join earlier or leave later")
-        if any(a.warmstart for a in self.agents.values()) and self.corpus is None:
-            raise ValueError(
-                "agents with warmstart learn their first steps from arithmetic; set problems.kind to arithmetic"
-            )
+        for settings in self.agents.values():
+            if settings.warmstart is None:
+                continue
+            if self.corpus is None:
+                raise ValueError(
+                    "agents with warmstart learn their first steps from arithmetic or from a task's solutions; set "
+                    "problems.kind to arithmetic or task"
+                )
+            if isinstance(self.corpus, ArithmeticConfig):
+                settings.warmstart.check_arithmetic()
         for name, settings in self.agents.items():
             own_preset = str(settings.algorithm.get("preset", "hacpo"))
             if campaign_overrides(own_preset, len(self.agents)) != CampaignOverrides():
@@ -237,8 +243,10 @@ class CampaignConfig(StrictConfig):
             raise ValueError(explain(first, kind, where)) from None
 
     @property
-    def corpus(self) -> ArithmeticConfig | None:
-        """What warm starts are taught: the arithmetic of the campaign's own problems."""
+    def corpus(self) -> ArithmeticConfig | TaskProblems | None:
+        """What warm starts are taught: the arithmetic of the campaign's own problems, or its task's solutions."""
+        if isinstance(self.problems, TaskProblems):
+            return self.problems
         if not isinstance(self.problems, ArithmeticConfig):
             return None
         return ArithmeticConfig(kinds=self.problems.kinds, levels=self.problems.levels)

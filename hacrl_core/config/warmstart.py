@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from hacrl_core.config.base import StrictConfig
-from hacrl_core.config.problems import Kind
+from hacrl_core.config.problems import KINDS
 
 Architecture = Literal["llama", "qwen3", "qwen2", "mistral", "olmo2"]
 
@@ -51,7 +51,10 @@ class ModelConfig(StrictConfig):
 class StopRule(StrictConfig):
     """End early, by competence instead of steps: the cool-down begins when a watched kind is solved often enough."""
 
-    kind: Kind = Field(description="The kind of problem to watch, usually the one rare in the mixture.")
+    kind: str = Field(
+        description="The kind of problem to watch, usually the one rare in the mixture; all of them where a task has "
+        "no mixture: all."
+    )
     accuracy: float = Field(
         gt=0, le=1, description="Begin the cool-down when this share of watched problems is solved greedily."
     )
@@ -64,8 +67,10 @@ class WarmstartConfig(StrictConfig):
 
     model: ModelConfig
     tokenizer: TokenizerConfig
-    mixture: dict[Kind, PositiveFloat] = Field(
-        min_length=1, description="Weight of each kind in the training texts, instead of the task's own weights."
+    mixture: dict[str, PositiveFloat] = Field(
+        default_factory=dict,
+        description="Weight of each kind in the training texts, instead of the task's own weights: kinds of "
+        "arithmetic, or values of the tag kind of a task's problems. Empty, for a task: its problems as they come.",
     )
     corpus_problems: PositiveInt = Field(
         default=8192, description="Training problems drawn, with repeats, for the corpus."
@@ -85,10 +90,17 @@ class WarmstartConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _stop_in_mixture(self) -> Self:
-        if self.stop is not None and self.stop.kind not in self.mixture:
+        if self.stop is not None and self.stop.kind not in (self.mixture or ("all",)):
             raise ValueError(f"stop.kind {self.stop.kind} is not in the mixture {sorted(self.mixture)}")
         if self.stop is not None and self.cooldown_steps is None:
             raise ValueError(
                 "stop needs cooldown_steps: a rate that falls from the first step on depends on the last one"
             )
         return self
+
+    def check_arithmetic(self) -> None:
+        """Raise ValueError unless the mixture names kinds of the built-in arithmetic."""
+        unknown = sorted(set(self.mixture) - set(KINDS))
+        if unknown or not self.mixture:
+            found = f"{unknown[0]!r} is not one of" if unknown else "is empty; give a weight to some of"
+            raise ValueError(f"warmstart.mixture {found} {', '.join(KINDS)}")

@@ -42,7 +42,13 @@ def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, c
     iteration across two epochs could ask one problem twice.
     """
     if problem_set.generator is not None:
-        return problem_set.generator(seed, iteration, count)
+        made = problem_set.generator(seed, iteration, count)
+        if len(made) < count:
+            raise ConfigError(
+                f"problems: {count} per iteration are wanted, the task made {len(made)} different ones; "
+                "lower prompts_per_iteration or make the task's problems more varied"
+            )
+        return made
     n = len(problem_set.problems)
     if not 0 < count <= n:
         raise ConfigError(

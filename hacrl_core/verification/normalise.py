@@ -6,6 +6,8 @@ Nothing here changes what an answer means to a reader. Every step is linear in t
 import re
 from functools import lru_cache
 
+# The comma of 14{,}916 with spaces around it.
+_LOOSE_THOUSANDS = re.compile(r"(\d) ?\{ ?, ?\} ?(?=\d{3}(?!\d))")
 _SIMPLE = (
     ("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u00f7", "/"),
     ("\u03c0", r"\pi "), ("\u221e", r"\infty "),
@@ -53,7 +55,7 @@ def clean(text: str) -> str:
             text = text.replace(old, new)
     if "\\begin" not in text:
         text = _DOUBLED.sub("\\\\", text)
-    text = text.strip().strip("$").strip()
+    text = _LOOSE_THOUSANDS.sub(r"\1,", text.strip().strip("$").strip())
     if text.startswith(("\\(", "\\[")) and text.endswith(("\\)", "\\]")):
         text = text[2:-2].strip()
     text = _CURRENCY.sub(r"\1", text).replace("\\$", "").replace("$", "")

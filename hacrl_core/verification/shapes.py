@@ -11,7 +11,7 @@ from hacrl_core.verification.exact import same_expression
 from hacrl_core.verification.latex import Formula, read_formula
 from hacrl_core.verification.reading import decide, read_quantity
 from hacrl_core.verification.structure import Node, read_shape
-from hacrl_core.verification.symbolic import read
+from hacrl_core.verification.sympy_reader import read
 from hacrl_core.verification.units import split_known_unit
 
 _NAME = re.compile(

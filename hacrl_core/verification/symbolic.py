@@ -5,32 +5,18 @@ applies. Only its LaTeX parser is used, never its expression parser, which calls
 ``eval`` for everything else in the process.
 """
 
-import logging
 import re
-from functools import lru_cache
 from typing import Any
 
 import sympy
 import sympy.parsing.sympy_parser as sympy_parser
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import verify
 from sympy.core.function import AppliedUndef
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)
+from hacrl_core.verification.shapes import Unreadable, compare_shapes
+from hacrl_core.verification.sympy_reader import read
 
-_INDEX = re.compile(r"_\{?i|\\(?:sum|prod)")
-_IMAGINARY_CALL = re.compile(r"(?<![A-Za-z\\])i\s*\(")
-_SUBSCRIPT_TEXT = re.compile(r"_\s*\{\s*\\text\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")
-_SUBSCRIPT_WORD = re.compile(r"_\s*\{\s*\\?([A-Za-z]{2,})\s*\}")
-_E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?![\d.A-Za-z])")
 _LITERAL = re.compile(r"\s*(-?)\s*(Integer|Float)\s*\(\s*'?([0-9.eE+-]+)'?\s*\)\s*")
-# Units were dealt with before: dropped here, "10m" would be 10 whatever m is.
-_CONFIG = LatexExtractionConfig(
-    boxed_match_priority=0,
-    normalization_config=NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
-    ),
-)
 _PROBES = (
     (0.731, 1.377, 2.113, 0.437, 1.719, 0.913, 2.531),
     (1.931, 0.577, 1.193, 2.239, 0.313, 1.487, 0.677),
@@ -98,8 +84,6 @@ def compare(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def compare_strict(gold: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
     """Compare two texts for the ``strict`` verifier: by shape, and formulas exactly. Return as `compare` does."""
-    from hacrl_core.verification.shapes import Unreadable, compare_shapes
-
     try:
         same = compare_shapes(gold.removeprefix(STRICT_MARK), answer, float(options["tolerance"]))
     except Unreadable:
@@ -115,23 +99,6 @@ def prepare_gold(gold: str, *_: Any) -> None:
     """Parse a gold once, on its own clock, before its answers are compared."""
     if not gold.startswith(STRICT_MARK):
         read(gold)
-
-
-@lru_cache(maxsize=4096)
-def read(latex: str) -> Any:
-    """Parse LaTeX into a sympy object; None when the text is no mathematics."""
-    latex = _IMAGINARY_CALL.sub(r"i \\cdot (", latex)
-    latex = _SUBSCRIPT_WORD.sub(r"_{\1}", _SUBSCRIPT_TEXT.sub(r"_{\1}", latex))
-    latex = _E_NOTATION.sub(lambda m: rf"{m[1]} \cdot 10^{{{int(m[2])}}}", latex)
-    found = parse(f"\\boxed{{{latex}}}", [_CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
-    return _with_imaginary_unit(found[0], latex) if found else None
-
-
-def _with_imaginary_unit(value: Any, latex: str) -> Any:
-    """Replace the symbol ``i``, which math-verify leaves as it is, by the imaginary unit unless it is an index."""
-    if not isinstance(value, sympy.Expr) or _INDEX.search(latex):
-        return value
-    return value.subs({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
 
 
 def equal(gold: Any, answer: Any, tolerance: float) -> bool:

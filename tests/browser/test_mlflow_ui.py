@@ -44,7 +44,7 @@ def server(tracked, browser):
         yield url
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(patience(20))
 
 
 def test_runs_registry_and_rollouts_are_shown(server, browser, tracked, tmp_path):

@@ -3,9 +3,11 @@ left alone.
 
     python -m tests.chaos.chaos --kills 100 --full 10 --seed 1
 
-Kills are ``kill -9`` of the command's process group: at a random time, or at a kill point (see ``hook/killpoints.py``)
-inside publishing, recording and tracking. Most commands are forked from a process that has everything imported
-(``zygote.py``); ``--full`` of the kills hit a real ``hacrl run`` with Prefect, and have to end with the same bits. The
+Kills are ``kill -9`` of the command's process group: at a random time, at a kill point (see ``hook/killpoints.py``)
+inside publishing, recording and tracking, or before, after and inside a system call (see ``systemcalls.py``). After a
+third of the last kind the power is cut: files lose what was not synced. Most commands are forked from a process that
+has everything imported (``zygote.py``); ``--full`` of the kills hit a real ``hacrl run`` with Prefect, and have to end
+with the same bits. Some campaigns that are complete are cleaned with ``hacrl store gc``, which is killed as well. The
 last line is one JSON object.
 """
 
@@ -15,53 +17,31 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.chaos import home as look
+from tests.chaos import systemcalls
 from tests.chaos.commands import environment, start, wait_until_gone
 from tests.chaos.hook.killpoints import MLFLOW_STEPS, PUBLISH_STEPS, RECORD_STEPS
+from tests.chaos.tally import Killed, Plan, Tally, summary
 from tests.chaos.zygote import Zygote
+from tests.patience import patience
 
 STAGES = ("warmstart", "adopt", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
 MOST_KILLS = 14  # of one campaign; then it may finish
 NEXT = 4  # kill points are chosen among the artifacts that come next, so that a campaign is killed often
-PATIENCE = 600.0  # a command that takes longer hangs
+MOST_KILLS_OF_GC = 5
+PATIENCE = 600.0  # a command that takes longer on a quiet machine hangs
 NAME = "chaos"
-
-
-@dataclass
-class Killed:
-    step: str  # "time", or the kill point
-    stages: list[str]  # under way at that moment
-    lost: float  # seconds of work under way that were not published
-    full: bool
-
-
-@dataclass
-class Tally:
-    kills: list[Killed] = field(default_factory=list)
-    restarts: list[float] = field(default_factory=list)  # from the command to the first stage that runs
-    campaigns: int = 0
-    identical: int = 0
-    run_again: int = 0
-    rewritten: int = 0
-    duplicates: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def check(self, good: bool, problem: str) -> None:
-        if not good:
-            self.problems.append(problem)
-            print(f"! {problem}", flush=True)
+GC = ["store", "gc", "--yes", "--grace", "0s", "--keep-last", "1"]
 
 
 def campaign(place: Path, iterations: int) -> dict[str, Any]:
@@ -98,19 +78,23 @@ def make_checkpoint(place: Path) -> None:
 
 
 class Driver:
-    def __init__(self, place: Path, seed: int, iterations: int) -> None:
+    """Runs, kills and compares campaigns below one folder."""
+
+    def __init__(self, place: Path, seed: int, iterations: int, zygote: Zygote, library: str) -> None:
         self.place, self.seed, self.rng, self.tally = place, seed, random.Random(seed), Tally()
+        self.zygote, self.library, self.places = zygote, library, list[systemcalls.Place]()
         make_checkpoint(place)
         (place / "chaos.yaml").write_text(yaml.safe_dump(campaign(place, iterations)))
         self.words = ["run", str(place / "chaos.yaml")]
-        self.zygote = Zygote(place)
         self.hit: Counter[tuple[str, str]] = Counter()
+        self.hit_calls: Counter[str] = Counter()
         self.reference: dict[str, look.Kept] = {}
         self.seconds = {False: 10.0, True: 120.0}  # what a whole campaign takes, forked and full
 
     def undisturbed(self) -> None:
+        """Run the campaign that the others are compared with, and see which system calls it makes."""
         home, begun = self.place / "undisturbed", time.monotonic()
-        code, text = self._command(home, {}, False, None)
+        code, text = self._command(self.words, home, False, None)
         assert code == 0, text
         self.seconds[False] = time.monotonic() - begun
         self.reference = look.artifacts(home)
@@ -118,68 +102,118 @@ class Driver:
         self.records = look.recorded(home, NAME)[0]
         assert set(self.points.values()) == {1}
         assert {kept.stage for kept in self.reference.values()} == set(STAGES)
+        self.places = systemcalls.places(systemcalls.read_log(self._calls(home)), len(self.reference))
+        assert self.places or not self.library
         print(
-            f"undisturbed: {len(self.reference)} artifacts, {len(self.points)} points, {self.seconds[False]:.0f} s",
+            f"undisturbed: {len(self.reference)} artifacts, {len(self.points)} points, {len(self.places)} kinds of "
+            f"system calls, {self.seconds[False]:.0f} s",
             flush=True,
         )
 
     def disturb(self, number: int, kills: int, full: bool) -> int:
         """One campaign, killed up to so many times and run again each time; returns how often it was."""
-        home, log = self.place / f"home-{number}", self.place / f"log-{number}.jsonl"
-        done, known = 0, dict[str, look.Kept]()
+        home, known = self.place / f"home-{number}", dict[str, look.Kept]()
+        done = self._kill_and_repeat(number, home, self.words, min(kills, MOST_KILLS), full, known)
+        self._compare(number, home)
+        if number % 2 == 0 and not full and self.library and done < kills:
+            done += self._clean(number, home, min(kills - done, MOST_KILLS_OF_GC), known)
+        return done
+
+    def _clean(self, number: int, home: Path, kills: int, known: dict[str, look.Kept]) -> int:
+        """Kill ``hacrl store gc`` on a complete campaign: it stays complete, and its store whole."""
+        begun, before = time.time(), look.published(home)
+        done = self._kill_and_repeat(number, home, GC, kills, False, known)
+        for words in (self.words, ["store", "verify"]):
+            code, text = self._command(words, home, False, None)
+            self.tally.check(code == 0, f"campaign {number} after gc: {words[:2]} ended with {code}\n{text}")
+        self._look_back(number, [e for e in _events(self._log(home)) if e["at"] >= begun], before, known, home, begun)
+        collected = list((home / "store" / "objects").glob("*/*/collected.json"))
+        self.tally.check(bool(collected), f"campaign {number}: gc collected nothing")
+        return done
+
+    def _kill_and_repeat(
+        self, number: int, home: Path, words: list[str], kills: int, full: bool, known: dict[str, look.Kept]
+    ) -> int:
+        done = 0
         while True:
-            plan = self._plan(home, full) if done < min(kills, MOST_KILLS) else None
+            plan = self._plan(home, words, full) if done < kills else None
             before, begun = look.published(home), time.time()
-            code, text = self._command(home, {"CHAOS_LOG": str(log)}, full, plan)
+            code, text = self._command(words, home, full, plan)
             self.tally.check(code in (0, -signal.SIGKILL), f"campaign {number}: exit code {code}\n{text}")
-            events = [e for e in _events(log) if e["at"] >= begun]
+            events = [e for e in _events(self._log(home)) if e["at"] >= begun]
             self._look_back(number, events, before, known, home, begun)
             if code != -signal.SIGKILL:
-                break
+                if plan is not None:
+                    self.tally.not_reached += 1
+                    print(f"          campaign {number}: ended before {plan}", flush=True)
+                return done
             done += 1
-            self._note(plan, events, home, full)
-            self._say(number, plan)
-        self._compare(number, home)
-        return done
+            assert plan is not None
+            self._note(plan, words[0], events, home, full)
+            print(f"kill {len(self.tally.kills):3d}  campaign {number} {self._told()}", flush=True)
+            if plan.power:
+                self._cut_power(home, known)
 
     # -- one command ---------------------------------------------------------------------------------------------------
 
-    def _command(
-        self, home: Path, hook: dict[str, str], full: bool, plan: tuple[str, str, float] | None
-    ) -> tuple[int, str]:
+    def _log(self, home: Path) -> Path:
+        return self.place / f"{home.name}.jsonl"
+
+    def _calls(self, home: Path) -> Path:
+        return self.place / f"{home.name}.calls"
+
+    def _hook(self, home: Path, plan: Plan | None) -> dict[str, str]:
+        hook = {"CHAOS_LOG": str(self._log(home))}
+        if self.library:
+            hook |= {"CHAOS_FS_HOME": str(home), "CHAOS_FS_LOG": str(self._calls(home)), "LD_PRELOAD": self.library}
+        if plan is not None and plan.kind != "time":
+            hook["CHAOS_KILL" if plan.kind == "point" else "CHAOS_FS_KILL"] = plan.text
+        return hook
+
+    def _command(self, words: list[str], home: Path, full: bool, plan: Plan | None) -> tuple[int, str]:
         """Run it, kill it as planned; its exit code and output."""
-        if plan is not None and plan[0] != "time":
-            hook = hook | {"CHAOS_KILL": f"{plan[0]} {plan[1]} {int(plan[2])}"}
-        deadline = PATIENCE if plan is None or plan[0] != "time" else plan[2]
+        timed = plan is not None and plan.kind == "time"
+        deadline = plan.seconds if plan is not None and timed else patience(PATIENCE)
         output = self.place / f"{home.name}.out"
         output.write_text("")
-        environ = environment(home, hook)
+        environ = environment(home, self._hook(home, plan))
         if full:
             with output.open("w") as file:
-                process = start(self.words, environ, file)
+                process = start(words, environ, file)
             pid = process.pid
             try:
-                code = process.wait(deadline)
+                code: int | None = process.wait(deadline)
             except subprocess.TimeoutExpired:
                 os.killpg(pid, signal.SIGKILL)
                 code = process.wait()
         else:
-            pid = self.zygote.start(self.words, environ, output)
+            pid = self.zygote.start(words, environ, output)
             code = self.zygote.wait(pid, deadline)
             if code is None:
                 os.killpg(pid, signal.SIGKILL)
-                code = self.zygote.wait(pid, 60.0)
-        left = wait_until_gone(home, 5.0, pid)
+                code = self.zygote.wait(pid, patience(60.0))
+        left = wait_until_gone(home, patience(5.0), pid)
         self.tally.check(not left, f"{home.name}: processes left behind: {left}")
-        hung = deadline == PATIENCE and code == -signal.SIGKILL and plan is None
-        self.tally.check(not hung, f"{home.name}: no end within {PATIENCE} s\n{output.read_text()}")
+        hung = code == -signal.SIGKILL and plan is None
+        self.tally.check(not hung, f"{home.name}: no end within {deadline:.0f} s\n{output.read_text()}")
+        assert code is not None
         return code, output.read_text()
 
-    def _plan(self, home: Path, full: bool) -> tuple[str, str, float]:
-        """Where to kill: a kill point that was hit least so far and can still come, or any time."""
-        if self.rng.random() < (0.5 if full else 0.25):
-            return ("time", "*", self.rng.uniform(0.05, self.seconds[full] / 4))
+    def _plan(self, home: Path, words: list[str], full: bool) -> Plan:
+        """When to kill: at moments that were hit least so far and can still come, or at any time."""
+        if words is GC:
+            moments = [
+                (call, moment) for call in ("rename", "unlink", "write", "fsync") for moment in ("before", "after")
+            ]
+            call, moment = self.rng.choice(moments)
+            return Plan("call", f"{call} {moment} {self.rng.randint(1, 3)} store/*", power=self.rng.random() < 0.3)
         there = look.published(home)
+        if self.places and self.rng.random() < 0.5:
+            text = systemcalls.choose(self.places, len(there) / len(self.reference), self.hit_calls, self.rng)
+            if text is not None:
+                return Plan("call", text, power=self.rng.random() < 1 / 3)
+        if self.rng.random() < (0.5 if full else 0.25):
+            return Plan("time", seconds=self.rng.uniform(0.05, self.seconds[full] / 4))
         order = sorted(self.reference.values(), key=lambda kept: kept.started)
         soon = [kept.stage for kept in order if kept.key not in there][:NEXT] or ["*"]
         choices = [(step, stage) for step in PUBLISH_STEPS + RECORD_STEPS for stage in sorted(set(soon))]
@@ -187,7 +221,17 @@ class Driver:
         least = min(self.hit[choice] for choice in choices)
         step, stage = self.rng.choice([choice for choice in choices if self.hit[choice] == least])
         self.hit[(step, stage)] += 1  # also where it is not reached: others should have their turn
-        return (step, stage, self.rng.randint(1, max(1, soon.count(stage))))
+        return Plan("point", f"{step} {stage} {self.rng.randint(1, max(1, soon.count(stage)))}")
+
+    def _cut_power(self, home: Path, known: dict[str, look.Kept]) -> None:
+        """Take from the home what was not synced; what was published and synced has to stay."""
+        done, taken_back = systemcalls.lose_power(home, systemcalls.read_log(self._calls(home)), self.rng)
+        self._calls(home).write_text("")
+        self.tally.power_losses += 1
+        self.tally.damage.update(done)
+        for path in taken_back:
+            known.pop(Path(path).name, None)
+        print(f"          power cut: {dict(done) or 'everything was synced'}", flush=True)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -198,13 +242,17 @@ class Driver:
         self.tally.check(not again, f"campaign {number}: ran again although published: {again}")
         if ran:
             self.tally.restarts.append(ran[0]["at"] - begun)
-        now = look.artifacts(home)
+        try:
+            now = look.artifacts(home)
+        except (OSError, AssertionError) as problem:
+            self.tally.check(False, f"campaign {number}: a published file is damaged or gone: {problem}")
+            return
         changed = [kept.stage for key, kept in known.items() if now.get(key) != kept]
         self.tally.rewritten += len(changed)
         self.tally.check(not changed, f"campaign {number}: published artifacts changed: {changed}")
         known.update(now)
 
-    def _note(self, plan: tuple[str, str, float] | None, events: list[dict], home: Path, full: bool) -> None:
+    def _note(self, plan: Plan, command: str, events: list[dict], home: Path, full: bool) -> None:
         ended = {e["key"] for e in events if e["event"] == "done"} | set(look.published(home))
         last = max((event["at"] for event in events), default=0.0)
         killed = next((event for event in events if event["event"] == "killed"), None)
@@ -212,15 +260,12 @@ class Driver:
         under_way = [e for e in events if e["event"] == "run" and e["key"] not in ended]
         stages = [e["stage"] for e in under_way] + ([killed["stage"]] if killed and killed["stage"] != "*" else [])
         lost = sum(max(0.0, moment - e["at"]) for e in under_way)
-        assert plan is not None
-        self.tally.kills.append(Killed(plan[0], sorted(set(stages)), lost, full))
+        self.tally.kills.append(Killed(plan, command, sorted(set(stages)), lost, full))
 
-    def _say(self, number: int, plan: tuple[str, str, float] | None) -> None:
+    def _told(self) -> str:
         kill = self.tally.kills[-1]
-        how = f"after {plan[2]:.2f} s" if plan and plan[0] == "time" else f"at {plan[0]} {plan[1]}" if plan else ""
-        under_way = ", ".join(kill.stages) or "nothing"
-        mode = "full" if kill.full else "forked"
-        print(f"kill {len(self.tally.kills):3d}  campaign {number} {mode}  {how}; under way: {under_way}", flush=True)
+        mode = "full" if kill.full else "forked" if kill.command == "run" else "gc"
+        return f"{mode}  {kill.plan}; under way: {', '.join(kill.stages) or 'nothing'}"
 
     def _compare(self, number: int, home: Path) -> None:
         tally, where = self.tally, f"campaign {number}"
@@ -239,31 +284,29 @@ class Driver:
         tally.check(look.recorded(home, NAME)[0] == self.records, f"{where}: the record differs")
 
 
+def start_zygote(place: Path) -> tuple[Zygote, str]:
+    """Start the process that commands are forked from, with the library where it can be built, and return both."""
+    try:
+        library = str(systemcalls.build(place))
+    except systemcalls.Unavailable as problem:
+        print(f"left out: {problem}", flush=True)
+        return Zygote(place), ""
+    return Zygote(place, variables={"LD_PRELOAD": library}), library
+
+
+def attack(driver: Driver, kills: int, full: int, minutes: float) -> dict[str, Any]:
+    """Kill campaigns until so many kills are done; return what came of it."""
+    begun, number = time.monotonic(), 0
+    driver.undisturbed()
+    for share, real in ((kills - full, False), (full, True)):
+        while share > 0 and time.monotonic() - begun < 60 * minutes:
+            number += 1
+            share -= driver.disturb(number, share, real)
+    return summary(driver.tally, driver.seed, time.monotonic() - begun)
+
+
 def _events(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def summary(driver: Driver, seconds: float) -> dict[str, Any]:
-    tally = driver.tally
-    steps = Counter(kill.step for kill in tally.kills)
-    return {
-        "kills": len(tally.kills),
-        "kills_full": sum(kill.full for kill in tally.kills),
-        "kills_at_random_times": steps.pop("time", 0),
-        "stages_hit": dict(Counter(stage for kill in tally.kills for stage in kill.stages)),
-        "publish_steps_hit": dict(steps),
-        "campaigns": tally.campaigns,
-        "identical_digests": tally.identical,
-        "re_executed_published_stages": tally.run_again,
-        "rewritten_artifacts": tally.rewritten,
-        "duplicate_points": tally.duplicates,
-        "seconds_lost_per_kill_median": round(statistics.median([kill.lost for kill in tally.kills] or [0.0]), 2),
-        "seconds_lost_per_kill_max": round(max([kill.lost for kill in tally.kills] or [0.0]), 2),
-        "seconds_to_first_stage_median": round(statistics.median(tally.restarts or [0.0]), 2),
-        "problems": len(tally.problems),
-        "seed": driver.seed,
-        "seconds": round(seconds),
-    }
 
 
 def main() -> None:
@@ -275,17 +318,12 @@ def main() -> None:
     options.add_argument("--minutes", type=float, default=40, help="no new campaign is begun after so long")
     given = options.parse_args()
     print(f"seed {given.seed}", flush=True)
-    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hacrl-chaos-", ignore_cleanup_errors=True) as place:
-        driver = Driver(Path(place), given.seed, given.iterations)
-        driver.undisturbed()
-        number = 0
-        for share, full in ((given.kills - given.full, False), (given.full, True)):
-            while share > 0 and time.monotonic() - begun < 60 * given.minutes:
-                number += 1
-                share -= driver.disturb(number, share, full)
-        driver.zygote.close()
-    print(json.dumps(summary(driver, time.monotonic() - begun)), flush=True)
+        zygote, library = start_zygote(Path(place))
+        driver = Driver(Path(place), given.seed, given.iterations, zygote, library)
+        found = attack(driver, given.kills, given.full, given.minutes)
+        zygote.close()
+    print(json.dumps(found), flush=True)
     sys.exit(bool(driver.tally.problems))
 
 

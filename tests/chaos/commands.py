@@ -65,7 +65,8 @@ def processes_of(home: Path, session: int = 0) -> list[str]:
         try:
             state, _, _, leader = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             ours = f"HACRL_HOME={home}\0".encode() in (entry / "environ").read_bytes()
-            if state != "Z" and (ours or int(leader) == session) and int(entry.name) != os.getpid():
+            member = session != 0 and int(leader) == session
+            if state != "Z" and (ours or member) and int(entry.name) != os.getpid():
                 found.append(f"{entry.name} " + (entry / "cmdline").read_text().replace("\0", " ")[:120])
         except OSError:
             continue

@@ -3,9 +3,12 @@ and MLflow take.
 
 What runs is the command itself (``flows.cli``) with its worker processes, each a process of its own in the command's
 process group. Two things differ from a shell's ``hacrl run``: workers are forked (``prepared.py``), not spawned, and
-there is no Prefect: the product's own plain runner, which it has for when Prefect cannot be had, does the scheduling.
+there is no Prefect unless a server's address is given: the product's own plain runner, which it has for when Prefect
+cannot be had, does the scheduling.
 """
 
+import atexit
+import ctypes
 import faulthandler
 import gc
 import json
@@ -13,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +24,7 @@ from pathlib import Path
 
 from tests.chaos.commands import HOOK, ROOT, environment
 from tests.chaos.prepared import prepare
+from tests.patience import patience
 
 WORKERS = 4  # one for each agent, and some for those that die
 STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
@@ -34,13 +39,19 @@ PRELOAD = (
 
 
 class Zygote:
-    """The parent's end: start commands, ask whether they have ended."""
+    """The parent's end: start commands, ask whether they have ended.
 
-    def __init__(self, place: Path) -> None:
+    ``prefect`` is the address of a server that the commands use; ``variables`` are for the process that is forked.
+    """
+
+    def __init__(self, place: Path, prefect: str = "", variables: dict[str, str] | None = None) -> None:
+        environ = environment(place / "nobody", hook=variables or {})
+        if prefect:
+            environ |= {"PREFECT_API_URL": prefect, "PREFECT_HOME": str(place / "prefect-client")}
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.zygote"],
             cwd=ROOT,
-            env=environment(place / "nobody", hook={}),
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -64,7 +75,7 @@ class Zygote:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(60)
+        self._server.wait(patience(60))
 
     def _ask(self, request: dict) -> int | None:
         assert self._server.stdin is not None
@@ -102,6 +113,8 @@ def _become_the_command(request: dict) -> list[str]:
         os.dup2(handle, target)
     os.environ.clear()
     os.environ.update(request["environ"])
+    if "CHAOS_FS_HOME" in os.environ:
+        ctypes.CDLL(None).chaos_read_plan()  # of the library that was loaded before all others
     sys.path += [place for place in os.environ["PYTHONPATH"].split(os.pathsep) if place not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -115,9 +128,27 @@ def _no_prefect(home: Path, warn: object) -> Iterator[None]:
     yield None
 
 
+def run_and_exit(words: list[str]) -> None:
+    """Run the command and end as an interpreter does, but leave the objects of all imports to the kernel."""
+    from flows.cli import app
+
+    code = 1
+    try:
+        app(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def preload() -> None:
     import importlib
-    import threading
     from functools import partial
 
     import pyarrow.parquet
@@ -128,7 +159,13 @@ def preload() -> None:
     quiet_environment()
     for name in PRELOAD:
         importlib.import_module(name)
-    flows.run.launch.prefect_api = _no_prefect
+    if "PREFECT_API_URL" in os.environ:
+        from flows.scheduling.api import quiet_settings
+
+        quiet_settings()
+        importlib.import_module("flows.run.prefect_runner")
+    else:
+        flows.run.launch.prefect_api = _no_prefect
     # Arrow reads files with threads of its own, which a fork would lose.
     pyarrow.parquet.read_table = partial(pyarrow.parquet.read_table, use_threads=False, pre_buffer=False)
     gc.freeze()  # what is imported stays; collecting it again and again in every child would copy all its pages
@@ -140,7 +177,4 @@ if __name__ == "__main__":
     preload()
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     print("ready", flush=True)
-    words = serve()
-    from flows.cli import app
-
-    app(words)
+    run_and_exit(serve())

@@ -1,7 +1,6 @@
 """Tiny campaigns for the flow tests: real agents, real stages, seconds long."""
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
+from tests.once import common_folder
 
 AGENT: dict[str, Any] = {
     "model": {
@@ -97,8 +97,7 @@ class Inline:
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store for all inline campaigns of all test processes: warm starts and first rollouts are computed once."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"
+    shared = common_folder(tmp_path_factory) / "shared-store"
     shared.mkdir(exist_ok=True)
     return shared
 

@@ -18,6 +18,7 @@ from flows.run import launch as launching
 from hacrl_core.errors import ConfigError
 from hacrl_core.verification import pool
 from tests.flow.conftest import TINY, tiny
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 # Takes what memory there is for threads' stacks, and asks for more.
@@ -51,7 +52,7 @@ def command(words, environ=None):
         env={**os.environ, **(environ or {})},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patience(300),
     )
 
 
@@ -91,7 +92,7 @@ def test_a_store_that_may_not_be_written_is_one_line(tmp_path):
         "--home",
         str(tmp_path / "home"),
     ]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=patience(300))
     said = one_line(done)
     assert f"home {tmp_path / 'home'}" in said
     assert "Permission denied" in said

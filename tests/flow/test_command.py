@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chaos.commands import processes_of, wait_until_gone
+from tests.chaos.zygote import Zygote
 from tests.flow.conftest import TINY
 from tests.patience import patience
 
@@ -20,33 +23,54 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Hacrl:
-    """The command in a home of its own."""
+    """The command in a home of its own.
+
+    The first run is a process as a shell starts it. The others are forked from one that has everything imported (see
+    ``tests/chaos/zygote.py``): the imports of a command take far longer than what is tested here.
+    """
 
     def __init__(self, place: Path, prefect_url: str) -> None:
         self.place, self.home, self.prefect_url = place, place / "home", prefect_url
+        self._forking: Zygote | None = None
         (place / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "tracking": {"enabled": True}}))
 
-    def __call__(self, *words: str, code: int = 0) -> str:
-        environment = {
+    def environment(self) -> dict[str, str]:
+        return {
             **os.environ,
             "HACRL_HOME": str(self.home),
             "COLUMNS": "200",
             "OMP_NUM_THREADS": "1",
             "HOME": str(self.place),
             "PREFECT_API_URL": self.prefect_url,
+            "PYTHONPATH": str(ROOT),
         }
+
+    def first_run(self) -> str:
+        command = [sys.executable, "-m", "flows.cli", "run", str(self.place / "tiny.yaml")]
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=patience(240),
+            command, cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=patience(240)
         )
-        text = done.stdout + done.stderr
-        assert done.returncode == code, text
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        self._forking = self._forking or Zygote(self.place, self.prefect_url)
+        output = self.place / "output"
+        output.write_text("")
+        pid = self._forking.start(list(words), self.environment(), output)
+        ended = self._forking.wait(pid, patience(240))
+        left = wait_until_gone(self.home, patience(10), pid)
+        if left:
+            os.killpg(pid, signal.SIGKILL)
+        text = output.read_text()
+        assert left == [], text
+        assert ended == code, text
         assert "Traceback" not in text, text
         return text
+
+    def close(self) -> None:
+        if self._forking is not None:
+            self._forking.close()
 
     def points(self) -> Counter:
         with sqlite3.connect(self.home / "mlflow.db") as database:
@@ -60,8 +84,9 @@ class Hacrl:
 @pytest.fixture(scope="module")
 def hacrl(tmp_path_factory, prefect_url):
     command = Hacrl(tmp_path_factory.mktemp("user"), prefect_url)
-    command.first = command("run", str(command.place / "tiny.yaml"))
-    return command
+    command.first = command.first_run()
+    yield command
+    command.close()
 
 
 def config(hacrl):
@@ -174,8 +199,7 @@ def test_doctor_and_schema(hacrl):
 
 
 def test_no_process_is_left_behind(hacrl):
-    left = subprocess.run(["pgrep", "-f", str(hacrl.place)], capture_output=True, text=True).stdout.split()
-    assert left == []
+    assert processes_of(hacrl.home) == []
 
 
 def test_a_stage_that_fails_is_one_line_not_a_traceback(hacrl):

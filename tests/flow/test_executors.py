@@ -52,7 +52,10 @@ class Elsewhere:
 
 
 def test_another_executor_needs_no_change_in_runner_campaign_or_stages(tmp_path: Path) -> None:
-    config = tiny(iterations=1)
+    agents = tiny().model_dump(mode="json", exclude_none=True)["agents"]
+    for agent in agents.values():
+        agent["warmstart"]["steps"] = 20  # what they learn does not matter here
+    config = tiny(iterations=1, agents=agents)
     here, there = Home(tmp_path / "here"), Home(tmp_path / "there")
     run_here(config, here)
     executor = Elsewhere(there.store)

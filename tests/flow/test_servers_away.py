@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -80,9 +81,11 @@ def alone(**changes):
 
 
 def test_a_campaign_does_not_wait_for_an_mlflow_that_is_away_and_sync_fills_it_in(
-    hung, closed, tmp_path, monkeypatch, capsys
+    hung, closed, tmp_path, monkeypatch, capsys, blank_database
 ):
     home = Home(tmp_path / "home")
+    home.root.mkdir()
+    shutil.copyfile(blank_database, home.database)
     monkeypatch.setattr(tracker_module, "PROBE_SECONDS", 1.0)
     asked = counted(monkeypatch, tracker_module)
     for iterations, url in ((1, hung), (2, closed)):
@@ -284,7 +287,7 @@ def test_a_prefect_server_killed_in_mid_campaign_costs_one_warning_and_nothing_e
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    watchdog = threading.Timer(280, process.kill)
+    watchdog = threading.Timer(patience(280), process.kill)
     watchdog.start()
     lines = []
     for line in process.stdout:

@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 WAITING = """
 import signal, sys, threading, time
 from concurrent.futures import Future
 from flows.run.signals import Stop, raise_on_signals
 
+heard = threading.Event()
+
 def send(numbers):
     time.sleep(0.5)  # until the main thread waits
     for number in numbers:
         signal.pthread_kill(threading.get_ident(), number)
-        time.sleep(2.5)
+        heard.wait()  # two at once would count as one
+        time.sleep(0.2)
 
 with raise_on_signals():  # the command
     threading.Thread(target=send, args=([int(word) for word in sys.argv[1:]],), daemon=True).start()
@@ -26,6 +31,7 @@ with raise_on_signals():  # the command
             Future().result()
     except Stop as stop:
         print("stopped", stop.number, flush=True)
+        heard.set()
         if len(sys.argv) > 2:
             Future().result()  # a clean end that takes its time
         sys.exit(stop.exit_code)
@@ -47,5 +53,10 @@ def wait_with(numbers):
     words = [str(int(number)) for number in numbers]
     heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores it
     return subprocess.run(
-        [sys.executable, "-c", WAITING, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=heed
+        [sys.executable, "-c", WAITING, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+        preexec_fn=heed,
     )

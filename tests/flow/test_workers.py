@@ -38,7 +38,7 @@ def test_a_killed_worker_is_an_error_that_may_be_retried_and_the_next_call_start
     listener.progress = lambda *news: busy.set()
 
     def kill():
-        assert busy.wait(120)
+        assert busy.wait(patience(120))
         os.kill(worker._process.pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -73,7 +73,8 @@ def test_an_error_in_a_stage_reaches_the_caller_and_the_worker_lives_on(tmp_path
 # kill -9 is the business of tests/chaos.
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_campaign_leaves_no_process_and_goes_on_where_it_was(tmp_path, number, code):
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "iterations": 200}))
+    agents = {"ada": TINY["agents"]["ada"]}  # one worker will do
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "agents": agents, "iterations": 200, "evaluate": {}}))
     environment = {**os.environ, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")]
     process = subprocess.Popen(
@@ -124,8 +125,8 @@ def _stop_and_resume(process, command, environment, tmp_path, number, code):
         timeout=patience(120),
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "stages ran, " not in again.stdout or int(again.stdout.split(" stages ran")[0].split()[-1]) <= 4
-    assert len(done) >= 4
+    assert "nothing had to run" in again.stdout  # two iterations were complete
+    assert len(done) >= 2
 
 
 def _below(place: Path) -> list[str]:

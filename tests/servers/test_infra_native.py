@@ -18,7 +18,7 @@ from tests.patience import patience
 from tests.servers.compose_file import INFRA, read_compose
 from tests.servers.conftest import DATABASE_PASSWORD, Command, Postgres, fetch, free_port, wait_for
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 PASSWORD = "0123456789abcdef"
 VALUES = {"HACRL_USER": "ada", "HACRL_PASSWORD": PASSWORD, "HACRL_POSTGRES_PASSWORD": DATABASE_PASSWORD}

@@ -17,7 +17,7 @@ from flows.servers.state import log_file, read_state
 from tests.patience import patience
 from tests.servers.conftest import fetch, free_port, wait_for
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 HOLDER = """
 import sys, time
@@ -48,7 +48,7 @@ def hold(servers, seconds):
 @pytest.fixture(scope="module")
 def killed_holder(servers):
     """A process that held a slot and was killed at the beginning of the tests; its lease runs out meanwhile."""
-    holder = hold(servers, 300)
+    holder = hold(servers, 3600)
     assert holder.stdout.readline().startswith("held")
     rival = hold(servers, 0)
     assert "waiting for the-gpu" in rival.stdout.readline()
@@ -183,7 +183,7 @@ def test_the_slot_of_a_killed_holder_is_freed(killed_holder):
     word, when = rival.stdout.readline().split()  # waits until the dead one's lease has run out
     print(f"\nfreed {float(when) - killed:.0f} s after the kill")
     assert word == "held"
-    assert 0 < float(when) - killed < 150
+    assert 0 < float(when) - killed < patience(150)
     assert rival.stdout.readline() == "released\n"
 
 

@@ -16,6 +16,7 @@ import yaml
 from flows.home import Home
 from flows.scheduling.api import prefect_api
 from tests.flow.conftest import tiny
+from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +110,7 @@ def test_the_password_is_written_nowhere(api: Api) -> None:
             continue
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.servers
 def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
     agents = {"ada": tiny().agents["ada"].model_dump(mode="json", exclude_none=True)}
     agents["ada"]["warmstart"]["steps"] = 20
@@ -119,7 +120,7 @@ def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
     environment = {**kept, "HACRL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml")],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(560),
     )  # fmt: skip
     text = done.stdout + done.stderr
     assert done.returncode == 0, text

@@ -18,7 +18,7 @@ from hacrl_core.errors import ConfigError
 from tests.patience import patience
 from tests.servers.conftest import DATABASE_PASSWORD, Servers, free_port, wait_for
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.servers
 
 PASSWORD = "p@ss/w:rd%1"  # every character that means something in an address
 

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -119,7 +120,8 @@ def test_finished_cells_are_skipped(first, place, home):
     assert "4 cells, 4 finished" in shown
 
 
-def test_a_sweep_run_twice_has_each_point_once_in_mlflow(first, place, home):
+def test_a_sweep_run_twice_has_each_point_once_in_mlflow(first, place, home, blank_database):
+    shutil.copyfile(blank_database, home.database)
     tracked = {**SWEEP["settings"], "tracking.enabled": True}
     points = []
     for _ in range(2):

@@ -1,10 +1,6 @@
 """One small campaign, run once for all tests that look at campaigns, in whichever worker process comes first."""
 
-import fcntl
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 from tests.flow.conftest import TINY, tiny
+from tests.once import common_folder, once
 
 CHROMIUM = Path("/usr/bin/chromium")
 BENCHMARK = TINY["evaluate"]["benchmarks"][0]
@@ -77,20 +74,10 @@ def run_recorded(config: CampaignConfig, home: Home) -> None:
         log.close()
 
 
-@contextmanager
-def once(place: Path) -> Iterator[bool]:
-    """Whether this process is the first here; the others wait until it is done."""
-    with open(place.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield not (place / "ready").exists()
-        (place / "ready").touch()
-
-
 @pytest.fixture(scope="session")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """The campaign's home. Read it, do not write into it: it is everybody's."""
-    base = tmp_path_factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "seen"
+    place = common_folder(tmp_path_factory) / "seen"
     with once(place) as first:
         if first:
             run_recorded(seen_config(), Home(place))
@@ -115,18 +102,16 @@ def entries(seen: Home) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def tracked(seen: Home, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, CampaignConfig]:
+def tracked(seen: Home, blank_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, CampaignConfig]:
     """The campaign projected into a fresh database; its home is a link, so that the database is our own."""
-    from mlflow import MlflowClient
-
     quiet_environment()
     place = tmp_path_factory.mktemp("tracked")
     (place / "store").symlink_to(seen.store)
     (place / "campaigns").symlink_to(seen.campaigns)
     home = Home(place)
     config = read_campaign(home.campaign("seen"))
-    MlflowClient(tracking_uri=home.tracking_uri).search_experiments()
-    shutil.copyfile(place / "mlflow.db", place / "blank.db")  # making the tables takes seconds
+    for name in ("mlflow.db", "blank.db"):
+        shutil.copyfile(blank_database, place / name)
     project(home, config)
     return home, config
 

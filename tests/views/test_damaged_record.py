@@ -1,6 +1,7 @@
 """A damaged record: no command ends in a traceback, nothing altered is believed, and the next run repairs it."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.home import Home
 from flows.record import lines
+from flows.record import record as record_module
 from flows.record.lines import Entry, read_lines, sealed_line
 from flows.record.record import Record, read_campaign, read_entries
 from flows.store.gc import collector, plan
@@ -49,17 +51,18 @@ def without_digests(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_every_flipped_bit_of_a_record_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flipped_bit_of_a_record_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, made = small_record(tmp_path)
+    told: list[int] = []
+    monkeypatch.setattr(record_module, "report_unreadable", lambda path, number, remedy: told.append(number))
     assert read_entries(tmp_path) == made
     for place in range(len(text)):
         for bit in range(8):
             raw = bytearray(text)
             raw[place] ^= 1 << bit
             (tmp_path / "stages.jsonl").write_bytes(raw)
-            lines._reported.clear()
+            told.clear()
             found = read_entries(tmp_path)
-            told = "cannot be read" in capsys.readouterr().err
             assert all(entry in made for entry in found), (place, bit, "an altered entry was believed")
             assert told or found == made, (place, bit, "a line was lost in silence")
 
@@ -177,6 +180,28 @@ def test_nothing_is_garbage_while_a_record_cannot_be_read_to_its_end(own: Home) 
     assert not survey(own, store).whole
     path.write_bytes(good)
     assert survey(own, store).whole
+
+
+def test_nothing_is_garbage_while_a_record_is_gone(own: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Deleted by hand, or taken by a power cut; the campaign's next run writes it anew."""
+    (own.campaign("seen") / "stages.jsonl").unlink()
+    assert plan(own, Store(own.store), None, None, grace=-60) == []
+    assert "stages.jsonl: missing, so that nothing counts as garbage" in capsys.readouterr().err
+    shutil.rmtree(own.campaign("seen"))
+    assert plan(own, Store(own.store), None, None, grace=-60)  # without the campaign its artifacts are nobody's
+
+
+def test_a_record_and_its_config_are_on_the_disk_when_a_run_ends(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = set(), os.fsync
+
+    def noting(handle: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    with Record(own.campaign("seen"), read_campaign(own.campaign("seen"))):
+        assert synced == {".config.json.draft"}
+    assert "stages.jsonl" in synced
 
 
 def test_the_collector_of_a_healthy_campaign_survives_the_damaged_record_of_another(own: Home) -> None:

@@ -23,6 +23,7 @@ from flows.views.status import show_log, show_status
 from hacrl_core.artifacts import Store
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import ConfigError
+from tests.patience import patience
 
 from .conftest import seen_config
 
@@ -202,11 +203,11 @@ def test_following_shows_a_line_as_it_is_written_even_in_two_pieces(tmp_path):
         file.flush()
         time.sleep(0.4)
         file.write("ate ada #3: 1.00 s\n")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while not found and time.monotonic() < deadline:
         time.sleep(0.05)
     stop.set()
-    reader.join(5)
+    reader.join(patience(5))
     log.close()
     assert found == ["generate ada #3: 1.00 s"]
 
@@ -224,7 +225,7 @@ def test_logs_follow_ends_with_ctrl_c_and_exit_code_zero(seen):
     )
     assert "complete" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(patience(20)) == 0
 
 
 def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
@@ -246,7 +247,7 @@ def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
         os.environ["PYTHONPATH"] = before
         sys.path.remove(str(broken.parent))
         worker.stop(now=True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patience(5)
     while not heard and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ("ada", "last words") in heard

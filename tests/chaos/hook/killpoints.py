@@ -75,7 +75,7 @@ def wrap_runner(module) -> None:
 
 
 def wrap_store(module) -> None:
-    publish, write_synced, sync_folder = module.Store.publish, module.write_synced, module._sync_folder
+    publish, write_synced, sync = module.Store.publish, module.write_synced, module.sync
     making = [""]
 
     @wraps(publish)
@@ -99,9 +99,9 @@ def wrap_store(module) -> None:
 
     def sync_or_die(path):
         die("renamed", making[0])
-        sync_folder(path)
+        sync(path)
 
-    module.Store.publish, module.write_synced, module._sync_folder = publish_or_die, write_or_die, sync_or_die
+    module.Store.publish, module.write_synced, module.sync = publish_or_die, write_or_die, sync_or_die
 
 
 def wrap_records(module) -> None:

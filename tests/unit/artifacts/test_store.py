@@ -17,6 +17,7 @@ from hacrl_core.artifacts.locks import exclusive, is_held, try_exclusive
 from hacrl_core.artifacts.removal import collect, remove
 from hacrl_core.contracts.manifest import SEAL, Identity, Provenance, digest_of
 from hacrl_core.errors import InputGoneError, NewerArtifactError
+from tests.patience import patience
 
 PROVENANCE = Provenance(started=0.0, finished=1.0, seconds=1.0)
 
@@ -238,7 +239,7 @@ def test_a_lock_dies_with_its_holder_and_says_who_holds_it(tmp_path):
     ready = context.Event()
     process = context.Process(target=_hold, args=(tmp_path / "x.lock", ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(patience(30))
     assert try_exclusive(tmp_path / "x.lock") is None
     told = []
 

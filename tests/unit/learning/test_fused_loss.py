@@ -13,6 +13,7 @@ from learning_models import sequence_objective, token_objective
 
 from hacrl_core.learning.fused import Gradients, Head, Objective, fused_linear_loss, fused_pass, plan_chunks
 from hacrl_core.learning.fused.rowwise import negative_gradient_torch_
+from tests.patience import patience
 
 
 def naive(
@@ -205,7 +206,7 @@ def test_triton_kernel_equals_the_torch_path_through_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import pytest
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification import Verdict, VerdictKind, batch, check_error_share, verify_batch
+from tests.patience import patience
 
 
 def kinds(responses: list[str], golds: list[str], **config: object) -> list[str]:
@@ -119,4 +120,4 @@ def test_light_import_and_no_worker_for_what_text_and_numbers_decide() -> None:
         "assert pool._pool is None and sum(x.reward for x in out) == 1;"
         "assert not {'torch', 'sympy', 'math_verify'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience(60))

@@ -12,6 +12,7 @@ import pytest
 
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.verification import close_pool, verify_batch
+from tests.patience import factor, patience
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MODULE = """
@@ -87,7 +88,7 @@ def alive(pid: int) -> bool:
 
 
 def ends(pid: int, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not alive(pid)
@@ -159,6 +160,6 @@ def test_bytes_on_every_descriptor_cost_one_verdict_each() -> None:
 
 def test_half_a_message_is_a_timeout_and_holds_up_nobody() -> None:
     responses = ["one", "short", "three"]
-    found = verify("writes", responses, wall_timeout_seconds=3)
+    found = verify("writes", responses, wall_timeout_seconds=3 * factor())
     assert found[0][0] == found[2][0] == "correct"
     assert found[1][0] in ("timeout", "error")

@@ -14,6 +14,7 @@ import pytest
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.verification import close_pool, pool, verify_batch
+from tests.patience import factor, patience
 
 MODULE = """
 import os, time
@@ -78,7 +79,7 @@ def test_a_bomb_costs_one_verdict_and_the_pool_goes_on() -> None:
     assert {v.reward for v in verdicts[:3]} == {0.0}
     assert "timeout" in {v.verdict.value for v in verdicts[:3]}
     assert max(v.milliseconds for v in verdicts) <= 2050
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < patience(60)
 
 
 def test_hostile_text_is_never_executed(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_python_text_is_refused_in_a_worker() -> None:
         "    except (ValueError, sympy.SympifyError): continue\n"
         "    raise SystemExit(text)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience(120))
 
 
 def test_user_functions(user_module: str) -> None:
@@ -134,7 +135,9 @@ def test_a_user_function_that_cannot_be_loaded_is_a_config_error(entry: str, use
 
 def test_hang_sleep_crash_exit_and_memory_cost_one_verdict_each(user_module: str) -> None:
     responses = ["one", "spin", "two", "crash", "three", "leave", "sleep", "memory", "four"]
-    config = VerifyConfig(verifier=f"{user_module}:selective", timeout_seconds=0.5, wall_timeout_seconds=4, workers=2)
+    config = VerifyConfig(
+        verifier=f"{user_module}:selective", timeout_seconds=0.5, wall_timeout_seconds=4 * factor(), workers=2
+    )
     verdicts = verify_batch(responses, ["gold"] * len(responses), config)
     expected = ["correct", "timeout", "correct", "error", "correct", "error", "timeout", "error", "correct"]
     assert [v.verdict.value for v in verdicts] == expected
@@ -145,7 +148,7 @@ def test_the_deadline_is_cpu_time_not_wall_time(user_module: str, tmp_path: Path
     sys.path.insert(0, str(tmp_path))
     try:
         verdict = verify_batch(
-            ["a"], ["a"], VerifyConfig(verifier="naps:fn", timeout_seconds=0.5, wall_timeout_seconds=60)
+            ["a"], ["a"], VerifyConfig(verifier="naps:fn", timeout_seconds=0.5, wall_timeout_seconds=patience(60))
         )[0]
     finally:
         sys.path.remove(str(tmp_path))
@@ -163,7 +166,7 @@ def test_from_threads(user_module: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     assert results == {index: [1.0, 0.0] for index in range(6)}
 
 
@@ -172,7 +175,7 @@ def test_workers_survive_the_thread_that_started_them_and_a_killed_spawner_is_re
     close_pool()
     thread = threading.Thread(target=lambda: verify_batch(["a"], ["a"], config))
     thread.start()
-    thread.join(60)
+    thread.join(patience(60))
     assert pool._pool is not None
     assert pool._pool.process is not None
     first = pool._pool.process.pid
@@ -180,7 +183,7 @@ def test_workers_survive_the_thread_that_started_them_and_a_killed_spawner_is_re
     assert pool._pool.process.pid == first
     pids = [first, *(worker.pid for worker in pool._pool.workers)]
     os.kill(first, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while any(map(alive, pids)) and time.monotonic() < deadline:  # until then a worker may still answer
         time.sleep(0.01)
     assert verify_batch(["c"], ["c"], config)[0].reward == 1
@@ -203,7 +206,7 @@ def test_workers_die_with_their_parent_even_while_busy(user_module: str) -> None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 3
         parent.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
@@ -215,7 +218,7 @@ def test_close_pool_ends_every_process(user_module: str) -> None:
     assert pool._pool.process is not None
     pids = [pool._pool.process.pid, *(worker.pid for worker in pool._pool.workers)]
     close_pool()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, pids))
