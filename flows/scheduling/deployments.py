@@ -5,7 +5,7 @@ Prefect is imported inside functions: its settings must be in the environment be
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,9 @@ def remove(console: Console, name: str, home: Home) -> None:
         except ObjectNotFound:
             known = ", ".join(sorted(each.name for each in _deployments(client))) or "none"
             raise ConfigError(f"deployment {name}: not found; known deployments: {known}") from None
-        client.delete_deployment(found.id)
+        # A busy server may delete it and answer too late: the client asks again, and then there is none.
+        with suppress(ObjectNotFound):
+            client.delete_deployment(found.id)
         console.print(f"deployment {name} is removed; the campaign and its artifacts stay")
 
 
