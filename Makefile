@@ -107,6 +107,10 @@ chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with 
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
 
+.PHONY: bench-scale
+bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
+	@$(BIN)/python benchmarks/scale.py
+
 bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 	@$(BIN)/python benchmarks/loss.py
 
