@@ -7,6 +7,7 @@ import socket
 from rich.console import Console
 
 from flows.home import Home
+from flows.scheduling.api import Server
 from flows.servers.serve import serve_worker
 from flows.servers.state import POOL
 from flows.servers.supervisor import ServerOptions, environment, python_path
@@ -18,15 +19,10 @@ def join_pool(console: Console, home: Home, api: str, name: str | None, limit: i
     """Poll the work pool until this process is ended; campaigns run in this home."""
     if not is_http(api) or userinfo(api) is not None:
         raise ConfigError(f"--api {api}: give http://HOST:4200/api; a user and password belong into HACRL_CREDENTIALS")
+    if not Server(api).answers():
+        raise HacrlError(f"--api {api}: Prefect does not answer; is hacrl up running there, and is it reachable?")
     home.root.mkdir(parents=True, exist_ok=True)
     os.environ |= {**environment(ServerOptions(), "worker", home), "PREFECT_API_URL": api, "PYTHONPATH": python_path()}
-    import httpx
-
     shown = name or f"hacrl {socket.gethostname()}"
     console.print(f"{shown}: takes campaigns of work pool {POOL} at {api} into {home.root}, until Ctrl-C")
-    try:
-        serve_worker(argparse.Namespace(name=shown, limit=limit))
-    except httpx.HTTPError as problem:
-        raise HacrlError(
-            f"--api {api}: Prefect does not answer ({type(problem).__name__}); is hacrl up running there?"
-        ) from None
+    serve_worker(argparse.Namespace(name=shown, limit=limit))
