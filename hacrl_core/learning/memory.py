@@ -76,7 +76,7 @@ def estimate(
     trained = _held_for_training(shape, update)
     # Hidden states of a microbatch: what the body returns, those of responses in float32, and their gradient.
     return Estimate(
-        generate=PROCESS_BYTES + _sampling_bytes(shape, generate, length),
+        generate=PROCESS_BYTES + _sampling_bytes(shape, generate, length, on_gpu=on_gpu),
         score=PROCESS_BYTES + held + scored * (_one_layer(shape, half=half) + 8 * shape.hidden) + logits,
         update=PROCESS_BYTES + trained + updated * (_activations(shape, update) + 12 * shape.hidden) + logits,
     )
@@ -95,7 +95,8 @@ def beside(
     if isinstance(engine, VllmEngineConfig):
         share = int(engine.memory_share * total)
         # On a GPU it fills its share, whatever the model needs.
-        cache = max(0, share - _sampling_bytes(shape, generate, _longest(shape, generate, 0))) if total else 0
+        needs = _sampling_bytes(shape, generate, _longest(shape, generate, 0), on_gpu=True)
+        cache = max(0, share - needs) if total else 0
         stays = {True: share, False: 0, "sleep": ASLEEP_BYTES}[engine.keep] if total else 0
     elif engine.keep:
         stays = _BYTES[engine.dtype] * shape.parameters
@@ -191,13 +192,13 @@ def _adapted_layer(shape: Shape, lora: LoraConfig, layer: int, *, half: bool) ->
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
-def _sampling_bytes(shape: Shape, generate: GenerateConfig, length: int) -> int:
+def _sampling_bytes(shape: Shape, generate: GenerateConfig, length: int, *, on_gpu: bool) -> int:
     engine = generate.engine
     size = _BYTES[engine.dtype]
     slot = 2 * shape.layers * shape.key * size
     if isinstance(engine, VllmEngineConfig):
         whole = size * shape.parameters + (engine.max_length or length) * slot
-        return whole // engine.tensor_parallel_size + ENGINE_BYTES
+        return whole // engine.tensor_parallel_size + (ENGINE_BYTES if on_gpu else 0)
     slots = generate.batch_size * (-(-length // 16) * 16)
     return size * shape.parameters + slots * slot * 3 // 2 + 3 * generate.batch_size * shape.vocabulary * 4
 
