@@ -110,6 +110,9 @@ class Cluster:
         self._lock = threading.Lock()
         self._silent_since: float | None = None
         ray = self.ray = _import_ray()
+        if ":" in address and "://" not in address and not _listens(address):
+            # Ray itself would try for minutes.
+            raise ConfigError(_no_cluster(address, "nothing listens there"))
         before = signal.getsignal(signal.SIGTERM)
         try:
             with suppress(ValueError):
@@ -124,10 +127,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as problem:
             why = str(problem).partition("\n")[0]
-            raise ConfigError(
-                f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray "
-                "start --head, or set runtime.executor to local"
-            ) from None
+            raise ConfigError(_no_cluster(address, why)) from None
         finally:
             if threading.current_thread() is threading.main_thread():
                 # Ray installs a handler of its own that would end the campaign without closing it.
@@ -162,12 +162,7 @@ class Cluster:
             )
 
     def _answers(self) -> bool:
-        host, _, port = self.address.rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
-                return True
-        except OSError:
-            return False
+        return _listens(self.address)
 
     def warn_once(self, listener: Listener, message: str) -> None:
         """Warn, each message once in a campaign."""
@@ -345,6 +340,23 @@ class RemoteRole:
             self._cluster.warn_once(
                 listener, f"node {hello['node'][:8]} has other versions, numbers may differ: {', '.join(differ)}"
             )
+
+
+def _listens(address: str) -> bool:
+    """Return whether something takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _no_cluster(address: str, why: str) -> str:
+    return (
+        f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray start --head, "
+        "or set runtime.executor to local"
+    )
 
 
 def _import_ray() -> Any:
