@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from flows.run.placement import Placement
-from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts import ArtifactRef, Store, open_store
+from hacrl_core.artifacts.manifests import MANIFEST
+from hacrl_core.config.operation import StoreConfig
 from hacrl_core.errors import HacrlError
 from stages.runner import package_versions, run_stage
 from stages.spec import Context, Outcome, StageCall
 
 # A progress bar moves often enough with so many messages a second.
 PROGRESS_SECONDS = 0.2
+# So long the end of an actor waits for its uploads.
+FLUSH_SECONDS = 600.0
 Message = tuple[str, Any]
 
 
@@ -32,10 +36,19 @@ class NodeStore:
     """Which store an actor opens on its node."""
 
     folder: str  # {node} becomes the node's id
+    bucket: StoreConfig | None = None
 
     def open(self, node: str, on_problem: Callable[[str], None]) -> Store:
-        """Open the store of this node."""
-        return Store(Path(self.folder.replace("{node}", node)), on_problem)
+        """Open the store of this node; what is published there is uploaded behind the next stages."""
+        store = open_store(Path(self.folder.replace("{node}", node)), on_problem, self.bucket)
+        if (uploads := uploads_of(store)) is not None:
+            uploads.start()
+        return store
+
+
+def uploads_of(store: Store) -> Any:
+    """Return the uploads of a store in front of a bucket, else None. Needs no obstore to tell."""
+    return getattr(store, "uploads", None)
 
 
 def relocated(call: StageCall, store: Store) -> StageCall:
@@ -88,17 +101,20 @@ class RoleActor:
                 return
 
     def close(self) -> None:
-        """Release what is kept warm and end what the stages have started."""
+        """Release what is kept warm, end what the stages have started, and upload what the bucket lacks."""
         from hacrl_core.verification import close_pool
 
         self._thread.submit(self._context.warm.close).result()
         self._thread.submit(close_pool).result()
+        if (uploads := uploads_of(self._store)) is not None:
+            uploads.flush(FLUSH_SECONDS)
 
     def _answer(self, call: StageCall) -> None:
         try:
             waiting: Callable[[str], None] = lambda holder: self._messages.put(("waiting", holder))  # noqa: E731
             outcome: Outcome = run_stage(self._store, call, self._context, waiting)
-            answer: Message = ("done", outcome)
+            # The driver learns the manifest with the outcome: the bucket may not have it yet.
+            answer: Message = ("done", (outcome, (outcome.ref.path / MANIFEST).read_bytes()))
         except HacrlError as problem:
             answer = ("error", problem)
         except BaseException as problem:

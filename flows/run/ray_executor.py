@@ -21,10 +21,11 @@ from flows.run.cluster import Resources, asked, nodes_text, resources_of, servab
 from flows.run.events import Listener
 from flows.run.executors import Executor, ProcessExecutor, run_here
 from flows.run.line import Line, urgency_of
-from flows.run.node import NodeStore, RoleActor, relocated_ref
+from flows.run.node import FLUSH_SECONDS, NodeStore, RoleActor, relocated_ref
 from flows.run.placement import Seat, role_of, seats_of
 from flows.run.worker import STOP_SECONDS, Stopped, WorkerDied
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.opening import bucket_of
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError, EngineError, HacrlError
 from stages.runner import package_versions
@@ -67,7 +68,8 @@ class RayExecutor:
         self._context = Context()
         self._seats = seats_of(config, machine=0, check_apart=True)
         self.cluster = Cluster(config.runtime.address, config.runtime.place_seconds)
-        where = NodeStore(config.runtime.node_store or str(store.root))
+        bucket = config.store or bucket_of(store.root)
+        where = NodeStore(config.runtime.node_store or str(store.root), bucket)
         logs = store.root.parent / "logs"
         self._roles = {
             seat.name: RemoteRole(seat, resources_of(seat, config), where, self.cluster, str(logs))
@@ -80,7 +82,9 @@ class RayExecutor:
         role = role_of(call.stage)
         if role == "here":
             return run_here(self._store, call, self._context, listener)
-        outcome = self._roles[self._seats[call.agent, role].name].run(call, listener)
+        outcome, manifest = self._roles[self._seats[call.agent, role].name].run(call, listener)
+        if (learn := getattr(self._store, "learn", None)) is not None:
+            learn(manifest)
         return replace(outcome, ref=relocated_ref(outcome.ref, self._store))
 
     def places(self) -> dict[str, tuple[str, int]]:
@@ -106,6 +110,9 @@ class Cluster:
         self._lock = threading.Lock()
         self._silent_since: float | None = None
         ray = self.ray = _import_ray()
+        if ":" in address and "://" not in address and not _listens(address):
+            # Ray itself would try for minutes.
+            raise ConfigError(_no_cluster(address, "nothing listens there"))
         before = signal.getsignal(signal.SIGTERM)
         try:
             with suppress(ValueError):
@@ -120,10 +127,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as problem:
             why = str(problem).partition("\n")[0]
-            raise ConfigError(
-                f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray "
-                "start --head, or set runtime.executor to local"
-            ) from None
+            raise ConfigError(_no_cluster(address, why)) from None
         finally:
             if threading.current_thread() is threading.main_thread():
                 # Ray installs a handler of its own that would end the campaign without closing it.
@@ -158,12 +162,7 @@ class Cluster:
             )
 
     def _answers(self) -> bool:
-        host, _, port = self.address.rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
-                return True
-        except OSError:
-            return False
+        return _listens(self.address)
 
     def warn_once(self, listener: Listener, message: str) -> None:
         """Warn, each message once in a campaign."""
@@ -194,8 +193,8 @@ class RemoteRole:
         self._changing = threading.Lock()
         self._busy = False
 
-    def run(self, call: StageCall, listener: Listener) -> Outcome:
-        """Have the actor run a bound call; a dead actor or node is ``WorkerDied``."""
+    def run(self, call: StageCall, listener: Listener) -> tuple[Outcome, bytes]:
+        """Have the actor run a bound call, and return its manifest too; a dead actor or node is ``WorkerDied``."""
         with self._line.turn(urgency_of(call)):
             self._cluster.check(call.label)
             with self._changing:
@@ -236,7 +235,7 @@ class RemoteRole:
         ray = self._cluster.ray
         with suppress(Exception):
             if politely:
-                ray.get(started.actor.close.remote(), timeout=STOP_SECONDS)
+                ray.get(started.actor.close.remote(), timeout=STOP_SECONDS + FLUSH_SECONDS)
         with suppress(Exception):
             ray.kill(started.actor)
         with suppress(Exception):
@@ -303,7 +302,7 @@ class RemoteRole:
                 return ray.get(answer)
             self._cluster.check(call.label)
 
-    def _follow(self, call: StageCall, started: _Started, listener: Listener) -> Outcome:
+    def _follow(self, call: StageCall, started: _Started, listener: Listener) -> tuple[Outcome, bytes]:
         """Pass on what the actor reports until its outcome comes."""
         ray = self._cluster.ray
         stream = started.actor.run.options(num_returns="streaming").remote(call)
@@ -314,8 +313,8 @@ class RemoteRole:
                 continue
             kind, value = ray.get(next(stream))
             if kind == "done":
-                outcome: Outcome = value
-                return outcome
+                answer: tuple[Outcome, bytes] = value
+                return answer
             if kind == "error":
                 raise value
             self._tell(call, kind, value, listener)
@@ -341,6 +340,23 @@ class RemoteRole:
             self._cluster.warn_once(
                 listener, f"node {hello['node'][:8]} has other versions, numbers may differ: {', '.join(differ)}"
             )
+
+
+def _listens(address: str) -> bool:
+    """Return whether something takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _no_cluster(address: str, why: str) -> str:
+    return (
+        f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray start --head, "
+        "or set runtime.executor to local"
+    )
 
 
 def _import_ray() -> Any:
