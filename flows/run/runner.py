@@ -5,10 +5,11 @@ policy, or damaged since), the stages that made them run again first. How calls 
 subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
 """
 
-import time
+import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 from flows.record.record import Record
@@ -21,8 +22,8 @@ from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, In
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall, find_stage
 
-# How often an evaluation that was put off looks whether it may run.
-DEFERRED_SECONDS = 0.2
+# How often an evaluation that was put off looks whether something failed.
+DEFERRED_SECONDS = 0.5
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
 THREADS = 256
@@ -107,9 +108,9 @@ class StageRunner(ABC):
         # Agents whose benchmarks do not run between a score and the update that follows it.
         self.deferring: frozenset[str] = frozenset()
         self.ending = False
-        # By agent and iteration: scores that began, and the updates that follow them.
-        self._scores: set[tuple[str, int | None]] = set()
-        self._updates: dict[tuple[str, int | None], Pending] = {}
+        # Agents and iterations whose score has begun and whose update has not ended.
+        self._learning: set[tuple[str, int | None]] = set()
+        self._learned = threading.Condition()
 
     def submit(self, call: StageCall) -> Handle:
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
@@ -117,13 +118,10 @@ class StageRunner(ABC):
             bound = call.bound()
             if found := look_up(self.store, self.record, bound):
                 self._finished(bound, found)
-                if call.stage == "update":
-                    self._scores.discard((call.agent, call.iteration))
+                self._has_learned(call)
                 return Done(call, found)
         handle = self._schedule(call)
         self._pending.append(handle)
-        if call.stage == "update":
-            self._updates[call.agent, call.iteration] = handle
         return handle
 
     @abstractmethod
@@ -155,6 +153,12 @@ class StageRunner(ABC):
 
     def perform(self, call: StageCall) -> Outcome:
         """Resolve the inputs, run the stage unless its artifact exists by now, and tell the listeners."""
+        try:
+            return self._perform(call)
+        finally:
+            self._has_learned(call)
+
+    def _perform(self, call: StageCall) -> Outcome:
         bound = call.bound()
         if found := look_up(self.store, self.record, bound):
             self._finished(bound, found)
@@ -162,7 +166,7 @@ class StageRunner(ABC):
         self._watch.before(bound)
         self._wait_for_update(bound)
         if bound.stage == "score" and bound.agent in self.deferring:
-            self._scores.add((bound.agent, bound.iteration))
+            self._learning.add((bound.agent, bound.iteration))
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
         outcome = self._run_with_inputs(call, bound)
         self._finished(bound, outcome)
@@ -175,17 +179,18 @@ class StageRunner(ABC):
         """
         if call.stage != "evaluate" or call.agent not in self.deferring:
             return
-        while not self.ending and any(agent == call.agent for agent, _ in self._open_scores()):
-            if any(handle.failed() for handle in list(self._pending)):
-                return
-            time.sleep(DEFERRED_SECONDS)
+        with self._learned:
+            while not self.ending and any(agent == call.agent for agent, _ in list(self._learning)):
+                if any(handle.failed() for handle in list(self._pending)):
+                    return
+                self._learned.wait(DEFERRED_SECONDS)
 
-    def _open_scores(self) -> set[tuple[str, int | None]]:
-        """Return the agents and iterations whose score has begun and whose update has not ended."""
-        for which in list(self._scores):
-            if which in self._updates and self._updates[which].done():
-                self._scores.discard(which)
-        return set(self._scores)
+    def _has_learned(self, call: StageCall) -> None:
+        """Note the end of an update, and let the evaluations go on that waited for it."""
+        if call.stage == "update" and self.deferring:
+            with self._learned:
+                self._learning.discard((call.agent, call.iteration))
+                self._learned.notify_all()
 
     def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:
@@ -199,17 +204,23 @@ class StageRunner(ABC):
     def _restore_inputs(self, call: StageCall) -> dict[str, ArtifactRef]:
         """Run again what made the inputs that are gone, and before it what made *its* inputs, as far back as needed."""
         makers: dict[str, tuple[StageCall, str]] = {}
+        # A stage runs after those that make its own inputs.
+        order: TopologicalSorter[str] = TopologicalSorter()
         waiting = [call]
         while waiting:  # a loop and no recursion: a chain of versions may be thousands long
-            for item in waiting.pop().inputs.values():
+            user = waiting.pop()
+            for item in user.inputs.values():
                 if isinstance(item, ArtifactRef):
                     continue
                 ref = item.outcome().ref
-                if not self.store.is_whole(ref) and item.call.label not in makers:
+                if item.call.label not in makers and not self.store.is_whole(ref):
                     makers[item.call.label] = (item.call, ref.digest)
                     waiting.append(item.call)
+                if item.call.label in makers:
+                    order.add(user.label, item.call.label)
         made: dict[str, ArtifactRef] = {}
-        for label, (maker, digest_before) in reversed(makers.items()):
+        for label in (found for found in order.static_order() if found in makers):
+            maker, digest_before = makers[label]
             again = replace(maker.bound(), restore=True)
             self.listener.stage_started(again, ["its files are needed again"])
             ref = made[label] = self._executor.run(again, self.listener).ref

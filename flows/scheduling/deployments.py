@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 FLOW = "campaign"
 
 
-def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -> None:
-    """Register the campaign, or update its deployment; there is one per campaign name."""
+def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool, anywhere: bool = False) -> None:
+    """Register the campaign, or update its deployment; there is one per campaign name.
+
+    ``anywhere``: a worker of another machine may run it, where the folder of this command does not exist.
+    """
     with _client(home) as client:
         from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
         from prefect.utilities.callables import parameter_schema
@@ -54,7 +57,7 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
             },
             parameter_openapi_schema=parameter_schema(scheduled_campaign).model_dump(),
             enforce_parameter_schema=True,
-            job_variables={"working_dir": str(Path.cwd())},
+            job_variables={} if anywhere else {"working_dir": str(Path.cwd())},
             tags=["hacrl"],
         )
         console.print(f"campaign {config.name} is deployed to work pool {POOL}; overlapping runs queue")
