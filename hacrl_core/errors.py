@@ -52,6 +52,14 @@ class EngineError(HacrlError):
     """Generation, scoring or training cannot continue: out of memory, context overflow, a worker that died."""
 
 
+class ProcessDiedError(EngineError):
+    """A process that worked on a stage is gone. The stage may be retried from its inputs."""
+
+
+class RankDied(ProcessDiedError):
+    """One of the ranks that train a model together is gone, and the others cannot go on without it."""
+
+
 class VerificationError(HacrlError):
     """The verifier itself failed, on more answers than the campaign allows."""
 

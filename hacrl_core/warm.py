@@ -20,6 +20,7 @@ from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig
 if TYPE_CHECKING:
     from hacrl_core.agents.agent import Agent
     from hacrl_core.generation.protocols import GenerationEngine
+    from hacrl_core.learning.sharded.ranks import RankGroup, StartRank
     from hacrl_core.problems import ProblemSet
 
 # Parameters of mallopt(3).
@@ -50,8 +51,13 @@ class WarmModels:
     own_code: bool = False
     newest: LoadedAgent | None = None
     first: LoadedAgent | None = None
+    # How ranks other than this process are started; None: as processes on this machine.
+    start_rank: "StartRank | None" = None
+    # Where ranks of other machines find this one.
+    address: str = "127.0.0.1"
     _tokenizers: dict[bytes, tuple[Any, str]] = field(default_factory=dict)
     _engine: "tuple[GenerateConfig, GenerationEngine] | None" = None
+    _ranks: "RankGroup | None" = None
     _problems: "tuple[object, ProblemSet] | None" = None
     _agents: "dict[str, WarmModels]" = field(default_factory=dict)
 
@@ -88,6 +94,22 @@ class WarmModels:
             self.first = None
             self.first = self._load(checkpoint, policy_digest, device, attention)
         return self.first.agent
+
+    def has_room_for_first(self, device: str) -> bool:
+        """Whether the first version may stay on the device beside the newest one while that is trained.
+
+        A GPU must have room for its weights and for gradient and moments of the newest, with a quarter to spare for
+        activations; where it has not, the first version takes the newest one's place.
+        """
+        if not device.startswith("cuda") or (self.first is not None and self.first.device == device):
+            return True
+        if self.newest is None:
+            return False
+        import torch
+
+        weights = sum(p.numel() * p.element_size() for p in self.newest.agent.model.parameters())
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        return bool(free - torch.cuda.memory_allocated(device) > 5 * weights)
 
     def take_agent(
         self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto"
@@ -127,6 +149,19 @@ class WarmModels:
             self._engine = (config, create_engine(config, own_code=self.own_code))
         return self._engine[1]
 
+    def ranks(self, count: int, device: str) -> "RankGroup":
+        """Return a group of ranks with this process as rank 0. It takes the place of weights that are kept here."""
+        from hacrl_core.learning.sharded.ranks import RankGroup
+
+        group = self._ranks
+        if group is None or not group.is_open or (group.count, group.device) != (count, device):
+            if group is not None:
+                group.close()
+            self.newest = self.first = None
+            self._ranks = RankGroup(count, device, start=self.start_rank, address=self.address)
+            return self._ranks
+        return group
+
     @property
     def has_engine(self) -> bool:
         """Whether a generation engine is kept."""
@@ -151,8 +186,11 @@ class WarmModels:
         """Stop the engine's worker processes and release weights and memory, also those of `for_agent`."""
         if self._engine is not None:
             self._engine[1].close()
+        if self._ranks is not None:
+            self._ranks.close()
         for kept in self._agents.values():
             kept.close()
+        self._ranks = None
         self.newest = self.first = self._engine = self._problems = None
         self._tokenizers.clear()
         self._agents.clear()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacrl_core.artifacts import ArtifactRef
-from hacrl_core.config.generation import GenerateConfig
+from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.problems.problem import Problem
@@ -55,7 +55,9 @@ def generate_resumable(
     from hacrl_core.generation.protocols import Generation
 
     params = sampling_params(config)
-    size = SHARD_BATCHES * config.batch_size
+    engine_config = config.engine
+    in_flight = engine_config.in_flight if isinstance(engine_config, VllmEngineConfig) else config.batch_size
+    size = SHARD_BATCHES * in_flight
     results: list[Generation] = []
     for start in range(0, len(requests), size):
         shard = requests[start : start + size]
@@ -71,8 +73,8 @@ def generate_resumable(
         else:
             done = [Generation(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
         results += done
-    if not config.engine.keep:
-        engine.close()  # it starts again at its next call
+    if config.engine.keep is not True:
+        engine.rest()
     return results
 
 

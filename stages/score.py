@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
-from hacrl_core.config.training import ScoreConfig
+from hacrl_core.config.training import HeadPrecision, ScoreConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
+
+if TYPE_CHECKING:
+    from hacrl_core.learning.sharded.ranks import Rank
 
 
 class ScoreSlice(StrictConfig):
@@ -30,6 +35,10 @@ class ScoreSlice(StrictConfig):
     # settled: foreign responses get the learner's own beginning and end; needs the samplers' versions as inputs
     boundary: Annotated[Literal["as_written", "settled"], IdentityUnlessDefault] = "as_written"
     stop_strings: Annotated[tuple[str, ...], IdentityUnlessDefault] = ()  # the learner's
+    # As in the update, whose ratios compare with these log-probs.
+    head_precision: Annotated[HeadPrecision, IdentityUnlessDefault] = "fp32"
+    ranks: Annotated[PositiveInt, IdentityUnlessDefault] = 1
+    offload: Annotated[bool, NotIdentity] = False
 
     def known(self, row: Mapping[str, Any]) -> bool:
         """Whether sampling already gave the log-probs that scoring this response would give."""
@@ -40,15 +49,12 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: ScoreSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     """Compute the log-probs of everybody's responses under the learner."""
+    import torch
+
     from hacrl_core.learning.fused import kernel_metrics
-    from hacrl_core.learning.scoring import score_sequences
     from hacrl_core.learning.sequences import TrainSequence
 
-    version = inputs["agent"]
-    # On a GPU memory is dear: there the first version takes the place of the newest one.
-    beside = config.is_reference and context.device == "cpu"
-    load = context.warm.first_version if beside else context.warm.agent
-    agent = load(version.path, version.digest, device=context.device, attention=context.attention)
+    agent = _reader(inputs["agent"], config, context)
     rows = [row for sampler in config.samplers for row in _rows_of(agent, sampler, inputs, config, context)]
     scorable = [row for row in rows if row["token_ids"]]
     if config.most is not None:
@@ -57,14 +63,8 @@ def run(
     unknown = [row for row in scorable if not config.known(row)]
     sequences = [TrainSequence(tuple(row["prompt_token_ids"]), tuple(row["token_ids"])) for row in unknown]
     distinct = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
-    scored = score_sequences(
-        agent,
-        list(distinct),
-        token_budget=config.score.token_budget,
-        temperature=config.score.temperature,
-        autocast=config.score.autocast,
-        max_logits_mb=config.score.max_logits_mb,
-    )
+    score = _score_here if config.ranks == 1 else _score_on_ranks
+    scored = score(agent, list(distinct), inputs["agent"], config, context)
     fresh = iter(scored[distinct[sequence]] for sequence in sequences)
     logprobs = [np.array(row["response_logprobs"]) if config.known(row) else next(fresh) for row in scorable]
     columns: dict[str, list[Any]] = {
@@ -75,7 +75,7 @@ def run(
     columns["mean_logprob"] = [float(np.mean(values, dtype=np.float64)) for values in logprobs]
     out.write(SCORES, columns)
     metrics = _metrics(config, rows, scorable, columns, logprobs, len(distinct))
-    metrics |= kernel_metrics("reference" if config.is_reference else "score", agent.device)
+    metrics |= kernel_metrics("reference" if config.is_reference else "score", torch.device(context.device))
     if metrics.get("score/sampling_mismatch_mean", 0.0) > config.mismatch_warning:
         context.warn(
             f"score {config.learner} #{config.iteration}: sampling and scoring log-probs differ by "
@@ -83,6 +83,70 @@ def run(
             "the generation engine and the trainer disagree about the same weights"
         )
     return Result(metrics)
+
+
+def _reader(version: ArtifactRef, config: ScoreSlice, context: Context) -> Any:
+    """Return what reads responses: the agent, or only its tokenizer and end tokens where ranks have its weights."""
+    if config.ranks > 1:
+        from hacrl_core.agents.agent import read_agent
+
+        tokenizer, _ = context.warm.tokenizer(version.path)
+        return read_agent(version.path, tokenizer, own_code=context.warm.own_code)
+    # The newest version is needed again by the update: the first one takes its place only where memory is short.
+    beside = config.is_reference and context.warm.has_room_for_first(context.device)
+    load = context.warm.first_version if beside else context.warm.agent
+    return load(version.path, version.digest, device=context.device, attention=context.attention)
+
+
+def _score_here(agent: Any, sequences: list[Any], version: ArtifactRef, config: ScoreSlice, context: Context) -> Any:
+    from hacrl_core.learning.scoring import score_sequences
+
+    return score_sequences(
+        agent,
+        sequences,
+        token_budget=config.score.token_budget,
+        temperature=config.score.temperature,
+        autocast=config.score.autocast,
+        max_logits_mb=config.score.max_logits_mb,
+        head_precision=config.head_precision,
+    )
+
+
+def _score_on_ranks(
+    reader: Any, sequences: list[Any], version: ArtifactRef, config: ScoreSlice, context: Context
+) -> Any:
+    group = context.warm.ranks(config.ranks, context.device)
+    task = ScoreOnRank(version, config, context.attention, context.warm.own_code)
+    return group.run(replace(task, sequences=sequences), task, name=f"score {config.learner} #{config.iteration}")
+
+
+@dataclass(frozen=True)
+class ScoreOnRank:
+    """What every rank of a score stage does. Rank 0 has the sequences and hands them to the others."""
+
+    version: ArtifactRef
+    config: ScoreSlice
+    attention: Attention
+    own_code: bool
+    sequences: list[Any] = field(default_factory=list)
+
+    def __call__(self, rank: "Rank") -> Any:
+        """Score this rank's rows and return the log-probs of all rows."""
+        from hacrl_core.learning.sharded.policy import Numerics, agent_of, first_of
+        from hacrl_core.learning.sharded.scoring import score_sharded
+
+        config = self.config
+        numerics = Numerics(config.score.autocast, self.attention, config.offload)
+        load = first_of if config.is_reference else agent_of
+        agent = load(rank, self.version.path, self.version.digest, numerics, own_code=self.own_code)
+        return score_sharded(
+            agent,
+            rank.from_leader(self.sequences),
+            token_budget=config.score.token_budget,
+            temperature=config.score.temperature,
+            max_logits_mb=config.score.max_logits_mb,
+            head_precision=config.head_precision,
+        )
 
 
 def _rows_of(

@@ -3,13 +3,16 @@
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.artifacts.manifests import read_manifest
+from hacrl_core.config.agents import Attention
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import UpdateConfig
@@ -19,6 +22,8 @@ from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_see
 
 if TYPE_CHECKING:
     from hacrl_core.algorithm.minibatches import Response
+    from hacrl_core.learning.learner import Steps
+    from hacrl_core.learning.sharded.ranks import Rank
 
 Table = list[dict[str, Any]]
 
@@ -62,38 +67,20 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: UpdateSlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     """Train the learner on the iteration's responses and publish its next version."""
-    from hacrl_core.agents.checkpoints import has_optimizer
-    from hacrl_core.learning.fused import kernel_metrics
-    from hacrl_core.learning.learner import Learner
-    from hacrl_core.learning.trainer import Trainer
-    from hacrl_core.warm import give_back_memory
-
     responses, failed = _read(inputs, config)
     if config.max_error_share is not None and failed > config.max_error_share:
         skipped = f"update {config.learner} #{config.iteration}: skipped"
         context.warn(f"{skipped}, the verifier failed on {failed:.0%} of a sampler's responses")
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     seed = required_seed("update", seed)
-    version = inputs["agent"]
-    agent = context.warm.take_agent(version.path, version.digest, device=context.device, attention=context.attention)
-    resumes = version.path if has_optimizer(version.path) else None
-    trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed)
-    learner = Learner(
-        trainer,
-        config.algorithm,
-        name=config.learner,
-        iteration=config.iteration,
-        minibatch_prompts=config.minibatch_prompts,
-        seed=seed,
-    )
+    train = _train_here if config.update.ranks == 1 else _train_on_ranks
     try:
-        metrics = learner.learn(responses, context.progress)
+        metrics, published = train(inputs, config, seed, out, context, responses)
     except DivergenceError as problem:
         if config.on_nonfinite == "stop":
             raise
         context.warn(f"{str(problem).partition(';')[0]}; the update is skipped and the version stays as it was")
         return _unchanged(inputs["agent"], out, {"update/not_finite": 1.0})
-    metrics |= kernel_metrics("update", agent.device)
     if metrics.get("update/score_mismatch_max", 0.0) > _MISMATCH:
         # Under autocast own ratios compare the update with itself, foreign ones still with what was scored.
         whose = "ratios" if config.update.autocast == "none" else "foreign ratios"
@@ -102,18 +89,112 @@ def run(
             f"{metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: {whose} "
             "are clipped by rounding; give score and update the same token_budget, or set autocast: none in both"
         )
+    return Result({**metrics, "update/skipped": 0.0}, published=published)
+
+
+def _train_here(
+    inputs: Mapping[str, ArtifactRef],
+    config: UpdateSlice,
+    seed: int,
+    out: OutFolder,
+    context: Context,
+    responses: "list[Response]",
+) -> tuple[Metrics, Callable[[ArtifactRef], None]]:
+    """Train in this process alone; return the metrics, and what is to be done once the version is published."""
+    from hacrl_core.agents.checkpoints import has_optimizer
+    from hacrl_core.learning.fused import kernel_metrics
+    from hacrl_core.learning.trainer import Trainer
+    from hacrl_core.warm import give_back_memory
+
+    version = inputs["agent"]
+    agent = context.warm.take_agent(version.path, version.digest, device=context.device, attention=context.attention)
+    resumes = version.path if has_optimizer(version.path) else None
+    trainer = Trainer(agent, config.update, optimizer_state=resumes, seed=seed)
+    metrics = _learn(trainer, responses, config, seed, context.progress)
+    metrics |= kernel_metrics("update", agent.device)
     trainer.save(out.path)
-    metrics["update/skipped"] = 0.0
     metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
     trained = trainer.trained()
     weights = sum(p.numel() * p.element_size() for p in agent.model.parameters())
 
     def published(ref: ArtifactRef) -> None:
-        if trained is not None:
-            context.warm.keep_agent(trained, ref.path, ref.digest, device=context.device)
+        context.warm.keep_agent(trained, ref.path, ref.digest, device=context.device)
         give_back_memory(weights)  # gradient, moments and activations are freed by now
 
-    return Result(metrics, published=published)
+    return metrics, published
+
+
+def _train_on_ranks(
+    inputs: Mapping[str, ArtifactRef],
+    config: UpdateSlice,
+    seed: int,
+    out: OutFolder,
+    context: Context,
+    responses: "list[Response]",
+) -> tuple[Metrics, Callable[[ArtifactRef], None]]:
+    """Train on several ranks, of which this process is the first; every rank reads the inputs itself."""
+    from hacrl_core.learning.sharded.policy import Published
+
+    group = context.warm.ranks(config.update.ranks, context.device)
+    group.rank.progress = context.progress
+    metrics = group.run(
+        TrainOnRank(dict(inputs), config, seed, out.path, context.attention, context.warm.own_code),
+        name=f"update {config.learner} #{config.iteration}",
+    )
+    return metrics, lambda ref: group.run(Published(ref.path, ref.digest))
+
+
+@dataclass(frozen=True)
+class TrainOnRank:
+    """What every rank of an update does. Plain data: it is sent to the ranks."""
+
+    inputs: dict[str, ArtifactRef]
+    config: UpdateSlice
+    seed: int
+    out: Path
+    attention: Attention
+    own_code: bool
+
+    def __call__(self, rank: "Rank") -> Metrics:
+        """Train this rank's slices, save them and return the metrics, which are the same on all ranks."""
+        from hacrl_core.agents.checkpoints import has_optimizer
+        from hacrl_core.learning.fused import kernel_metrics
+        from hacrl_core.learning.sharded.policy import agent_of, numerics_of
+        from hacrl_core.learning.sharded.trainer import ShardedTrainer
+
+        update, version = self.config.update, self.inputs["agent"]
+        numerics = numerics_of(update, self.attention, adapters=True)
+        agent = agent_of(rank, version.path, version.digest, numerics, own_code=self.own_code, seed=self.seed)
+        rank.agent = None  # half-trained from now on
+        resumes = version.path if has_optimizer(version.path) else None
+        trainer = ShardedTrainer(agent, update, optimizer_state=resumes)
+        responses, _ = _read(self.inputs, self.config)
+        metrics = _learn(trainer, responses, self.config, self.seed, rank.progress)
+        metrics |= kernel_metrics("update", rank.device)
+        trainer.save(self.out)
+        metrics["update/peak_memory_bytes"] = float(trainer.peak_memory_bytes())
+        rank.agent = trainer.trained()
+        return metrics
+
+
+def _learn(
+    trainer: "Steps",
+    responses: "list[Response]",
+    config: UpdateSlice,
+    seed: int,
+    progress: Callable[[int, int, str], None],
+) -> Metrics:
+    from hacrl_core.learning.learner import Learner
+
+    learner = Learner(
+        trainer,
+        config.algorithm,
+        name=config.learner,
+        iteration=config.iteration,
+        minibatch_prompts=config.minibatch_prompts,
+        seed=seed,
+    )
+    return learner.learn(responses, progress)
 
 
 def _read(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "tuple[list[Response], float]":

@@ -136,10 +136,28 @@ def doctor(
             help="Check the agents of this campaign instead: prompt, tokens, memory. Runs nothing.",
         ),
     ] = None,
+    smoke: Annotated[
+        bool,
+        typer.Option(
+            "--smoke",
+            help="Run a self-test of about two minutes: kernel, score and update, ranks, memory, vLLM. Writes a JSON.",
+        ),
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="With --smoke: where the JSON goes.")] = Path(
+        "hacrl-smoke.json"
+    ),
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Show what is installed, what is missing and how to get it; with --config, whether a campaign would run."""
+    """Show what is installed, what is missing and how to get it.
+
+    With --config: whether a campaign would run. With --smoke: whether this machine computes what it should, the first
+    thing to run where there are GPUs. Parts that it cannot run are skipped, and the file says why.
+    """
+    if smoke:
+        from flows.doctor.smoke import run_smoke
+
+        raise typer.Exit(run_smoke(Console(), out))
     if config is None:
         from flows.doctor.machine import show_doctor
 

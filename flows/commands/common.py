@@ -18,7 +18,16 @@ from hacrl_core.errors import ConfigError, HacrlError, StageError
 from hacrl_core.printable import printable
 
 # A path that is no folder, cannot be made, or may not be written or read.
-_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_PLACES = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 # What a process may have: files, processes, memory.
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"

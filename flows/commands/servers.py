@@ -99,6 +99,23 @@ def ps(home: HomeOption = None) -> None:
 
 @app.command()
 @one_line_errors
+def worker(
+    api: Annotated[str, typer.Option(metavar="URL", help="Prefect's API elsewhere: http://HEAD:4200/api.")],
+    name: Annotated[str | None, typer.Option(help="The worker's name; default: this machine's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many campaigns may run here at a time.")] = 1,
+    home: HomeOption = None,
+) -> None:
+    """Run deployed campaigns on this machine, in its own home, for a Prefect server elsewhere; until Ctrl-C.
+
+    Deploy with --anywhere: docs/cluster.md.
+    """
+    from flows.servers.join import join_pool
+
+    join_pool(Console(), Home.find(home), api, name, limit)
+
+
+@app.command()
+@one_line_errors
 def deploy(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="A campaign's YAML file, usually with a schedule.")
@@ -110,6 +127,10 @@ def deploy(
         str | None, typer.Option(metavar="NAME", help="Remove a campaign's deployment; artifacts stay.")
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Also queue a run right away.")] = False,
+    anywhere: Annotated[
+        bool,
+        typer.Option("--anywhere", help="Workers of other machines may run it: no folder of this machine is used."),
+    ] = False,
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -125,4 +146,4 @@ def deploy(
     elif remove is not None:
         deployments.remove(console, remove, place)
     elif config is not None:
-        deployments.deploy(console, load_config(config, CampaignConfig, set_ or ()), place, now=now)
+        deployments.deploy(console, load_config(config, CampaignConfig, set_ or ()), place, now=now, anywhere=anywhere)

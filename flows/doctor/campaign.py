@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.doctor.faults import first_problem, place_of, shared_faults, software_faults
+from flows.plan.plan import memory_of, share_faults
 from flows.views.text import gib
 from hacrl_core.agents.adoption import read_origin
 from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import HacrlError
-from hacrl_core.learning.memory import Estimate, estimate
+from hacrl_core.learning.memory import Estimate
 from hacrl_core.learning.shape import Shape, shape_of
 from hacrl_core.problems import Problem
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
@@ -81,7 +82,9 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
         return checkup
     generate = config.generation(agent)
     longest = generate.max_prompt_tokens or checkup.prompt_tokens
-    checkup.memory = estimate(shape, generate, config.scoring(agent), config.training(agent), longest)
+    total = total_bytes(checkup.place)
+    checkup.memory = memory_of(config, shape, agent, longest, total)
+    checkup.faults += share_faults(config, shape, agent, total)
     return checkup
 
 
@@ -221,13 +224,18 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
             names = " and ".join(agent for agent, _ in there)
             faults.append(
                 f"{place}: {names} need about {gib(need)} GiB, {gib(free or 0)} are free; "
-                "lower update.token_budget or generate.batch_size, set update.gradient_checkpointing, "
-                "or train adapters (update.lora)"
+                "spread it over more GPUs (update.ranks), lower update.token_budget, generate.batch_size or "
+                "engine.memory_share, set update.gradient_checkpointing, or train adapters (update.lora)"
             )
     if places:
         console.print(table)
         console.print()
     return faults
+
+
+def total_bytes(place: str) -> int:
+    """Return the memory of a GPU; 0 for any other device."""
+    return int(torch.cuda.mem_get_info(place)[1]) if place.startswith("cuda") else 0
 
 
 def free_bytes(place: str) -> int | None:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.console import Console
 from rich.table import Table
 
+from flows.doctor.sandbox import sandbox_checks
 from flows.home import Home
 from flows.views.text import gib
 from hacrl_core.errors import EngineError
@@ -23,7 +24,7 @@ Check = tuple[str, str, str]
 
 def show_doctor(console: Console, home: Home) -> int:
     """Print the checks; return 1 if something required is missing."""
-    checks = [*_packages(), *_machine(), *_engines(), *_home(home)]
+    checks = [*_packages(), *_machine(), *_engines(), *sandbox_checks(), *_home(home)]
     table = Table(box=None, padding=(0, 2), show_header=False)
     marks = {"ok": "[green]ok[/green]", "missing": "[red]missing[/red]", "note": "[yellow]note[/yellow]"}
     for state, what, detail in checks:

@@ -1,6 +1,7 @@
 """The plan of a campaign on a cluster: memory, time, disk, idle GPUs and critical path, as plain data."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flows.plan.graph import record_graph, workload_of
@@ -10,7 +11,8 @@ from flows.store.space import BYTES_PER_TOKEN
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.errors import ConfigError
-from hacrl_core.learning.memory import Estimate, estimate
+from hacrl_core.learning.memory import Estimate, beside, estimate, together
+from hacrl_core.learning.shape import Shape
 
 # Enough to see the rhythm of a campaign; the rest repeats it.
 SIMULATED_ITERATIONS = 6
@@ -96,8 +98,8 @@ def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
     shown = min(config.iterations, SIMULATED_ITERATIONS)
     simulation = simulate(record_graph(config, shown), work, rates)
     typical = max(0, shown - 2)
-    memory = {agent: _memory(config, work, rates, agent) for agent in config.agents}
     size = int(rates.devices[cluster.device].memory_gb * GIGA) if cluster.gpus else 0
+    memory = {agent: _memory(config, work, rates, agent, size) for agent in config.agents}
     versions = {agent: version_bytes(work.shapes[agent], config.training(agent)) for agent in config.agents}
     path = [(interval.call.label, interval.seconds) for interval in simulation.critical_path(typical)]
     return Plan(
@@ -111,15 +113,39 @@ def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
         version_bytes=versions,
         disk_bytes=_disk(config, work, rates, versions),
         memory_bytes=size,
-        faults=tuple(_faults(config, cluster, memory, size)),
+        faults=tuple(_faults(config, cluster, memory, size, work.shapes)),
         calibrated=bool(rates.factors),
     )
 
 
-def _memory(config: CampaignConfig, work: Workload, rates: Rates, agent: str) -> Estimate:
+def memory_of(config: CampaignConfig, shape: Shape, agent: str, prompt_tokens: int, total: int) -> Estimate:
+    """Return an agent's memory on a GPU of ``total`` bytes (0: on the CPU), with all that stays loaded beside."""
+    generate, update, objective = config.generation(agent), config.training(agent), config.objective(agent)
+    has_reference = objective.kl_coefficient > 0 or objective.measure_kl
+    alone = estimate(shape, generate, config.scoring(agent), update, prompt_tokens, on_gpu=total > 0)
+    return together(alone, beside(shape, generate, update, has_reference=has_reference, total=total))
+
+
+def share_faults(config: CampaignConfig, shape: Shape, agent: str, total: int) -> list[str]:
+    """Return what is wrong with the share of a GPU of ``total`` bytes that an agent's vLLM may take."""
+    generate, update = config.generation(agent), config.training(agent)
+    engine = generate.engine
+    if not isinstance(engine, VllmEngineConfig) or not total:
+        return []
+    needs = estimate(shape, generate, config.scoring(agent), update, generate.max_prompt_tokens or 0, on_gpu=True)
+    if needs.generate <= engine.memory_share * total:
+        return []
+    return [
+        f"vLLM needs about {needs.generate / GIGA:.0f} GB on each GPU for its weights and one response, and "
+        f"engine.memory_share {engine.memory_share:g} allows {engine.memory_share * total / GIGA:.0f}; raise it, or "
+        "engine.tensor_parallel_size"
+    ]
+
+
+def _memory(config: CampaignConfig, work: Workload, rates: Rates, agent: str, total: int) -> Estimate:
     generate = config.generation(agent)
     prompt = generate.max_prompt_tokens or int(rates.tokens(agent, generate.max_tokens)[0])
-    return estimate(work.shapes[agent], generate, config.scoring(agent), config.training(agent), prompt)
+    return memory_of(config, work.shapes[agent], agent, prompt, total)
 
 
 def _stages(simulation: Simulation, iteration: int, memory: dict[str, Estimate], work: Workload) -> list[StagePlan]:
@@ -154,7 +180,9 @@ def _disk(config: CampaignConfig, work: Workload, rates: Rates, versions: dict[s
     return int(sum(size * (kept - 1 + passing) for size in versions.values()) + first + config.iterations * tables)
 
 
-def _faults(config: CampaignConfig, cluster: Cluster, memory: dict[str, Estimate], size: int) -> list[str]:
+def _faults(
+    config: CampaignConfig, cluster: Cluster, memory: dict[str, Estimate], size: int, shapes: Mapping[str, Shape]
+) -> list[str]:
     faults = []
     for agent, settings in config.agents.items():
         missing = [str(gpu) for gpu in settings.gpus if gpu >= cluster.gpus]
@@ -162,6 +190,7 @@ def _faults(config: CampaignConfig, cluster: Cluster, memory: dict[str, Estimate
             faults.append(
                 f"agent {agent}: GPU {', '.join(missing)} is beyond {cluster.text}; correct agents.{agent}.gpus"
             )
+        faults += [f"agent {agent}: {fault}" for fault in share_faults(config, shapes[agent], agent, size)]
         for stage in ("generate", "score", "update"):
             need = getattr(memory[agent], stage)
             if size and need > size:

@@ -139,24 +139,14 @@ def stage_gpus(call: StageCall, work: Workload) -> int:
     if call.stage in ("generate", "evaluate"):
         return min(work.gpus[call.agent], engine_gpus(config.generate))
     if call.stage == "score":
-        return ranks_of(config.score)
-    return ranks_of(config.update) if call.stage == "update" else 0
+        return int(config.ranks)
+    return int(config.update.ranks) if call.stage == "update" else 0
 
 
 def engine_gpus(config: GenerateConfig) -> int:
     """Return the GPUs that an engine takes."""
     engine = config.engine
-    return engine.tensor_parallel_size * replicas_of(engine) if isinstance(engine, VllmEngineConfig) else 1
-
-
-def ranks_of(config: Any) -> int:
-    """Return the processes that share a pass of the learner."""
-    return int(getattr(config, "ranks", None) or 1)
-
-
-def replicas_of(engine: VllmEngineConfig) -> int:
-    """Return the engines behind one queue of prompts."""
-    return int(getattr(engine, "replicas", 1))
+    return engine.tensor_parallel_size * engine.replicas if isinstance(engine, VllmEngineConfig) else 1
 
 
 # -- one formula per stage ---------------------------------------------------------------------------------------------
@@ -190,19 +180,19 @@ def _verify(call: StageCall, work: Workload, rates: Rates) -> float:
 def _score(call: StageCall, work: Workload, rates: Rates) -> float:
     config: Any = call.config
     each = min(work.responses, config.most or work.responses)
-    shape, ranks = work.shapes[call.agent], ranks_of(config.score)
+    shape, ranks = work.shapes[call.agent], config.ranks
     whole, answered = _token_counts(dict.fromkeys(config.samplers, each), work, rates)
     body = 2 * shape.body * whole / _flops(work, rates, "forward")
-    head = 2 * shape.head * answered / _head_flops(config.score, work, rates)
-    # A reference is another set of weights; the learner's own are warm since its update.
-    load = _reading(shape, rates) if config.is_reference else 0.0
+    head = 2 * shape.head * answered / _flops(work, rates, config.head_precision)
+    # The learner's weights are warm since its update. A reference stays beside them on ranks, else it is read again.
+    load = _reading(shape, rates) if config.is_reference and ranks == 1 else 0.0
     return rates.stage_start_seconds + load + _shared(body + head, ranks, rates)
 
 
 def _update(call: StageCall, work: Workload, rates: Rates) -> float:
     config: Any = call.config
     update: UpdateConfig = config.update
-    shape, ranks = work.shapes[call.agent], ranks_of(update)
+    shape, ranks = work.shapes[call.agent], update.ranks
     passed = {sampler: float(update.epochs) for sampler in config.samplers}
     # Cosine of gradients: own responses one and a half times, foreign ones twice (hacrl_core.learning.learner).
     if config.algorithm.gradient_cosine and not config.iteration % config.algorithm.gradient_cosine_every:
@@ -210,7 +200,7 @@ def _update(call: StageCall, work: Workload, rates: Rates) -> float:
     whole, answered = _token_counts({s: n * work.responses for s, n in passed.items()}, work, rates)
     passes = (6 if update.lora else 8) if update.gradient_checkpointing else (4 if update.lora else 6)
     body = passes * shape.body * whole / _flops(work, rates, "train")
-    head = 6 * shape.head * answered / _head_flops(update, work, rates)
+    head = 6 * shape.head * answered / _flops(work, rates, update.head_precision)
     published = version_bytes(shape, update)
     return (
         rates.stage_start_seconds
@@ -269,10 +259,6 @@ def _flops(work: Workload, rates: Rates, kind: str) -> float:
     return float(getattr(rates.devices[work.device], f"{kind}_tflops")) * TERA
 
 
-def _head_flops(config: Any, work: Workload, rates: Rates) -> float:
-    return _flops(work, rates, str(getattr(config, "head", "fp32")))
-
-
 def _sampling(agent: str, responses: int, config: GenerateConfig, work: Workload, rates: Rates) -> float:
     """Return the seconds until the last response: the engine's start or new weights, and a batch that runs empty."""
     engine, shape = config.engine, work.shapes[agent]
@@ -280,7 +266,7 @@ def _sampling(agent: str, responses: int, config: GenerateConfig, work: Workload
     device = rates.devices[work.device]
     slots, width, replicas, begin = config.batch_size, 1, 1, rates.stage_start_seconds
     if isinstance(engine, VllmEngineConfig):
-        slots, width, replicas = engine.max_sequences, engine.tensor_parallel_size, replicas_of(engine)
+        slots, width, replicas = engine.max_sequences, engine.tensor_parallel_size, engine.replicas
         start = rates.engine_start_seconds if engine.keep is False else rates.engine_wake_seconds
         begin = start + 2 * _reading(shape, rates)  # the checkpoint is read for the swap and for its proof
     size = 2 if engine.dtype in ("bfloat16", "float16") else 4

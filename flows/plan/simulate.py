@@ -1,7 +1,8 @@
 """A discrete-event simulation of a stage graph: when each call starts and ends, and what the end waits for.
 
-A worker runs one call at a time, in the order in which calls become ready. Calls of the campaign's own process are
-light and never wait for one another.
+A worker runs one call at a time, the most urgent first and of equals the one that was ready first, as in
+``flows/run/line.py``. A benchmark does not begin between an agent's score and update on the same GPUs. Calls of the
+campaign's own process are light and never wait for one another.
 """
 
 import heapq
@@ -12,6 +13,7 @@ from itertools import pairwise
 
 from flows.plan.graph import Task
 from flows.plan.rates import Rates, Workload, stage_gpus, stage_seconds
+from flows.run.line import Urgency, urgency_of
 from stages.spec import StageCall
 
 
@@ -96,7 +98,8 @@ def run_events(
     for number, task in enumerate(tasks):
         for need in task.needs:
             followers[need].append(number)
-    waiting: dict[str, list[tuple[float, int]]] = {}
+    waiting: dict[str, list[tuple[Urgency, float, int]]] = {}
+    learning: set[tuple[str, int | None]] = set()  # worker and iteration: score has begun, update has not ended
     holder: dict[str, int] = {}  # worker → the call that it ran last
     busy: set[str] = set()
     ready_after: list[int | None] = [None] * len(tasks)
@@ -112,16 +115,30 @@ def run_events(
                 after = before  # it was ready, and waited for its worker
             holder[task.worker] = number
             busy.add(task.worker)
+            if task.call.stage == "score" and gpus_of(task.call):
+                learning.add((task.worker, task.call.iteration))
         end = now + seconds_of(task.call)
         found[number] = Interval(task.call, now, end, gpus_of(task.call), after)
         heapq.heappush(events, (end, number))
 
+    def put_off(number: int) -> bool:
+        task = tasks[number]
+        return task.call.stage == "evaluate" and any(worker == task.worker for worker, _ in learning)
+
     def offer(number: int, now: float) -> None:
         worker = tasks[number].worker
-        if worker and worker in busy:
-            heapq.heappush(waiting.setdefault(worker, []), (now, number))
+        if worker and (worker in busy or put_off(number)):
+            heapq.heappush(waiting.setdefault(worker, []), (urgency_of(tasks[number].call), now, number))
         else:
             start(number, now)
+
+    def next_of(worker: str, now: float) -> None:
+        """Start the most urgent call that waits for a worker and may begin."""
+        chosen = next((item for item in sorted(waiting.get(worker, ())) if not put_off(item[2])), None)
+        if chosen is not None:
+            waiting[worker].remove(chosen)
+            heapq.heapify(waiting[worker])
+            start(chosen[2], now)
 
     for number, open_needs in enumerate(left):
         if not open_needs:
@@ -135,8 +152,9 @@ def run_events(
                 ready_after[follower] = number
         if worker:
             busy.discard(worker)
-            if waiting.get(worker):
-                start(heapq.heappop(waiting[worker])[1], now)
+            if tasks[number].call.stage == "update":
+                learning.discard((worker, tasks[number].call.iteration))
+            next_of(worker, now)
         for follower in followers[number]:
             if not left[follower]:
                 offer(follower, now)

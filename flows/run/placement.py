@@ -155,7 +155,8 @@ def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None
     if agent.device.startswith("cuda") or (agent.device == "auto" and count):
         used.add(int(agent.device.partition(":")[2] or 0))
     if isinstance(engine, VllmEngineConfig):
-        used |= set(range(engine.tensor_parallel_size if count and engine.url is None else 0))
+        width = engine.tensor_parallel_size * engine.replicas
+        used |= set(range(width if count and engine.url is None else 0))
     elif engine.device.startswith("cuda"):
         used.add(int(engine.device.partition(":")[2] or 0))
     return frozenset(used)

@@ -24,11 +24,11 @@ from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
 from flows.run.runner import THREADS, Done, StageRunner
-from flows.run.worker import WorkerDied
 from flows.scheduling.pages import CachedStages, PrefectView
 from flows.scheduling.slots import held_slots
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.errors import ProcessDiedError
 from stages.spec import Handle, Outcome, StageCall
 
 # What Prefect raises when it lost a run, as opposed to a stage that failed: its server forgot, refused or was too slow.
@@ -161,7 +161,7 @@ def _if_worker_died(warn: Callable[[str], None]) -> Callable[[Any, Any, Any], bo
     def worker_died(task: Any, run: Any, state: Any) -> bool:
         try:
             state.result()
-        except WorkerDied as problem:
+        except ProcessDiedError as problem:
             warn(f"{problem}; trying again")
             return True
         except Exception:

@@ -5,7 +5,7 @@ policy, or damaged since), the stages that made them run again first. How calls 
 subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
 """
 
-import time
+import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from flows.record.record import Record
 from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
-from flows.run.worker import Stopped, WorkerDied
+from flows.run.worker import Stopped
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, InputGoneError
+from hacrl_core.errors import ArtifactError, ContentChangedError, HacrlError, InputGoneError, ProcessDiedError
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall, find_stage
 
-# How often an evaluation that was put off looks whether it may run.
-DEFERRED_SECONDS = 0.2
+# How often an evaluation that was put off looks whether something failed.
+DEFERRED_SECONDS = 0.5
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
 THREADS = 256
@@ -107,9 +107,9 @@ class StageRunner(ABC):
         # Agents whose benchmarks do not run between a score and the update that follows it.
         self.deferring: frozenset[str] = frozenset()
         self.ending = False
-        # By agent and iteration: scores that began, and the updates that follow them.
-        self._scores: set[tuple[str, int | None]] = set()
-        self._updates: dict[tuple[str, int | None], Pending] = {}
+        # Agents and iterations whose score has begun and whose update has not ended.
+        self._learning: set[tuple[str, int | None]] = set()
+        self._learned = threading.Condition()
 
     def submit(self, call: StageCall) -> Handle:
         """Return a handle at once: a finished one where the artifact exists, else one that waits for the stage."""
@@ -117,13 +117,10 @@ class StageRunner(ABC):
             bound = call.bound()
             if found := look_up(self.store, self.record, bound):
                 self._finished(bound, found)
-                if call.stage == "update":
-                    self._scores.discard((call.agent, call.iteration))
+                self._has_learned(call)
                 return Done(call, found)
         handle = self._schedule(call)
         self._pending.append(handle)
-        if call.stage == "update":
-            self._updates[call.agent, call.iteration] = handle
         return handle
 
     @abstractmethod
@@ -155,6 +152,12 @@ class StageRunner(ABC):
 
     def perform(self, call: StageCall) -> Outcome:
         """Resolve the inputs, run the stage unless its artifact exists by now, and tell the listeners."""
+        try:
+            return self._perform(call)
+        finally:
+            self._has_learned(call)
+
+    def _perform(self, call: StageCall) -> Outcome:
         bound = call.bound()
         if found := look_up(self.store, self.record, bound):
             self._finished(bound, found)
@@ -162,7 +165,7 @@ class StageRunner(ABC):
         self._watch.before(bound)
         self._wait_for_update(bound)
         if bound.stage == "score" and bound.agent in self.deferring:
-            self._scores.add((bound.agent, bound.iteration))
+            self._learning.add((bound.agent, bound.iteration))
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
         outcome = self._run_with_inputs(call, bound)
         self._finished(bound, outcome)
@@ -175,17 +178,18 @@ class StageRunner(ABC):
         """
         if call.stage != "evaluate" or call.agent not in self.deferring:
             return
-        while not self.ending and any(agent == call.agent for agent, _ in self._open_scores()):
-            if any(handle.failed() for handle in list(self._pending)):
-                return
-            time.sleep(DEFERRED_SECONDS)
+        with self._learned:
+            while not self.ending and any(agent == call.agent for agent, _ in list(self._learning)):
+                if any(handle.failed() for handle in list(self._pending)):
+                    return
+                self._learned.wait(DEFERRED_SECONDS)
 
-    def _open_scores(self) -> set[tuple[str, int | None]]:
-        """Return the agents and iterations whose score has begun and whose update has not ended."""
-        for which in list(self._scores):
-            if which in self._updates and self._updates[which].done():
-                self._scores.discard(which)
-        return set(self._scores)
+    def _has_learned(self, call: StageCall) -> None:
+        """Note the end of an update, and let the evaluations go on that waited for it."""
+        if call.stage == "update" and self.deferring:
+            with self._learned:
+                self._learning.discard((call.agent, call.iteration))
+                self._learned.notify_all()
 
     def _run_with_inputs(self, call: StageCall, bound: StageCall) -> Outcome:
         try:
@@ -277,7 +281,7 @@ class ThreadRunner(StageRunner):
         for _ in range(self.retries):
             try:
                 return self.perform(call)
-            except WorkerDied as problem:
+            except ProcessDiedError as problem:
                 self.listener.warn(f"{problem}; trying again")
         return self.perform(call)
 

@@ -21,7 +21,7 @@ from flows.run.line import Line, urgency_of
 from flows.run.placement import Placement, Turn
 from flows.run.signals import die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store
-from hacrl_core.errors import EngineError, HacrlError
+from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
@@ -39,7 +39,7 @@ REMEDIES = {
 STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
-class WorkerDied(EngineError):
+class WorkerDied(ProcessDiedError):
     """The worker process is gone (killed, out of memory). The call may be retried; a new process is started for it."""
 
 

@@ -5,7 +5,7 @@ Prefect is imported inside functions: its settings must be in the environment be
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 FLOW = "campaign"
 
 
-def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -> None:
-    """Register the campaign, or update its deployment; there is one per campaign name."""
+def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool, anywhere: bool = False) -> None:
+    """Register the campaign, or update its deployment; there is one per campaign name.
+
+    ``anywhere``: a worker of another machine may run it, where the folder of this command does not exist.
+    """
     with _client(home) as client:
         from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
         from prefect.utilities.callables import parameter_schema
@@ -54,7 +57,7 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool) -
             },
             parameter_openapi_schema=parameter_schema(scheduled_campaign).model_dump(),
             enforce_parameter_schema=True,
-            job_variables={"working_dir": str(Path.cwd())},
+            job_variables={} if anywhere else {"working_dir": str(Path.cwd())},
             tags=["hacrl"],
         )
         console.print(f"campaign {config.name} is deployed to work pool {POOL}; overlapping runs queue")
@@ -78,7 +81,9 @@ def remove(console: Console, name: str, home: Home) -> None:
         except ObjectNotFound:
             known = ", ".join(sorted(each.name for each in _deployments(client))) or "none"
             raise ConfigError(f"deployment {name}: not found; known deployments: {known}") from None
-        client.delete_deployment(found.id)
+        # A busy server may delete it and answer too late: the client asks again, and then there is none.
+        with suppress(ObjectNotFound):
+            client.delete_deployment(found.id)
         console.print(f"deployment {name} is removed; the campaign and its artifacts stay")
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from flows.home import Home
 from flows.run.events import Listener
 from flows.run.placement import Placement
-from flows.run.worker import Stopped, Worker, WorkerDied
+from flows.run.worker import Stopped, Worker
 from flows.scheduling.api import prefect_api
 from flows.sweep.cells import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweep.plan import Plan, make_plan
@@ -29,7 +29,7 @@ from flows.views.text import clock
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.config.sweep import Cell, Sweep
-from hacrl_core.errors import ConfigError, HacrlError
+from hacrl_core.errors import ConfigError, HacrlError, ProcessDiedError
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,9 @@ class Pool:
                 try:
                     tally: Tally = worker.run(job, listener)
                     return tally
-                except WorkerDied as problem:  # killed, or out of memory: a new process takes the job up where it was
+                except (
+                    ProcessDiedError
+                ) as problem:  # killed, or out of memory: a new process takes the job up where it was
                     if attempt == retries:
                         raise
                     listener.warn(f"{problem}; trying again")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.agents import Attention
@@ -39,7 +39,12 @@ class Agent:
     @property
     def context_length(self) -> int:
         """The most positions the model has; practically unlimited where its config names no limit."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
+        return context_length(self.model)
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Return the most positions a model has; practically unlimited where its config names no limit."""
+    return int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
 
 
 def load_agent(
@@ -58,7 +63,7 @@ def load_agent(
     if not (checkpoint / "config.json").is_file():
         raise EngineError(f"agent {checkpoint}: no config.json; give the folder of a transformers checkpoint")
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
-    trusted = _trusted(checkpoint, own_code)
+    trusted = is_trusted(checkpoint, own_code)
     try:
         with out_of_memory_explained(checkpoint, f"loading it on {device}", LOADING):
             model = AutoModelForCausalLM.from_pretrained(
@@ -79,7 +84,7 @@ def load_agent(
 
 def load_tokenizer(checkpoint: Path, *, own_code: bool = False) -> Any:
     """Load a checkpoint's tokenizer, and run code of the checkpoint only if ``own_code``."""
-    trusted = _trusted(checkpoint, own_code)
+    trusted = is_trusted(checkpoint, own_code)
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=trusted)
     except (OSError, ValueError) as problem:
@@ -89,13 +94,31 @@ def load_tokenizer(checkpoint: Path, *, own_code: bool = False) -> Any:
         ) from problem
 
 
+@dataclass(frozen=True)
+class Reader:
+    """An agent without its weights: it reads and writes text."""
+
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
+
+
+def read_agent(checkpoint: Path, tokenizer: Any, *, own_code: bool = False) -> Reader:
+    """Read the end tokens of a checkpoint as `load_agent` finds them, without loading its weights."""
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=is_trusted(checkpoint, own_code))
+    try:
+        generation = GenerationConfig.from_pretrained(checkpoint)
+    except OSError:
+        generation = GenerationConfig.from_model_config(config)
+    return Reader(tokenizer, end_token_ids(str(checkpoint), tokenizer, generation, config))
+
+
 def runs_own_code(checkpoint: Path) -> bool:
     """Whether the checkpoint was adopted with code of its own. Whether that may run is for the config to say."""
     file = checkpoint / AGENT_FILE
     return file.is_file() and json.loads(file.read_text()).get("trust_remote_code") is True
 
 
-def _trusted(checkpoint: Path, own_code: bool) -> bool:
+def is_trusted(checkpoint: Path, own_code: bool) -> bool:
     """Say whether the checkpoint's code is to run: a file in a store that somebody else made must not decide that."""
     needed = runs_own_code(checkpoint)
     if needed and not own_code:

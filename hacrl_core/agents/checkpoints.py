@@ -1,10 +1,12 @@
 """Weights, tokenizer and optimizer on disk: safetensors and JSON, never pickle, the same bytes for the same numbers."""
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,17 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hacrl_core.agents.agent import AGENT_FILE, Agent, runs_own_code
-from hacrl_core.artifacts.files import hashed_file
+from hacrl_core.artifacts.files import HashedFile, hashed_file
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
 TRAINING = "training"
 _TENSORS = f"{TRAINING}/optimizer.safetensors"
 _COUNTS = f"{TRAINING}/optimizer.json"
-_FORMAT = "hacrl-adamw/1"
+_FORMAT = "hacrl-adamw/1"  # one file
+_SPLIT_FORMAT = "hacrl-adamw/2"  # several, each with the moments of some parameters
 WEIGHTS = "model.safetensors"
 _MANIFEST = "manifest.json"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 # One write call per tensor, as the library has it, puts large pages into the page cache, and on a machine with
 # fragmented memory the kernel first has to move others out of the way. Pieces of 128 KiB took 1.4 ms for 3.5 MB where
 # one call took 42 (Linux 6.18, ext4).
@@ -56,44 +59,95 @@ def _holds_plain_parameters(agent: Agent) -> bool:
         return set(held.keys()) == {name for name, _ in agent.model.named_parameters()}
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str], updates: int) -> None:
-    """Write AdamW's moments and the number of updates they have seen."""
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str], updates: int, *, files: int = 1
+) -> None:
+    """Write AdamW's moments and the number of updates they have seen, split by parameter into so many files."""
     tensors = {}
+    sizes = {}
     for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
         state = optimizer.state.get(parameter, {})
-        for moment in _MOMENTS:
+        sizes[name] = parameter.numel()
+        for moment in MOMENTS:
             tensors[f"{moment}/{name}"] = state[moment] if state else torch.zeros_like(parameter)
     (folder / TRAINING).mkdir(exist_ok=True)
-    write_tensors(tensors, folder / _TENSORS)
-    (folder / _COUNTS).write_text(json.dumps({"format": _FORMAT, "updates": updates}, sort_keys=True) + "\n")
+    for path, chosen in optimizer_layout(folder, sizes, files).items():
+        write_tensors({entry: tensors[entry] for entry in chosen}, path)
+    write_counts(folder, updates, files)
+
+
+def optimizer_layout(folder: Path, sizes: Mapping[str, int], files: int) -> dict[Path, list[str]]:
+    """Return which file holds which tensors; a function of the parameters and the number of files, of nothing else."""
+    return {
+        path: [f"{moment}/{name}" for moment in MOMENTS for name in chosen]
+        for path, chosen in zip(_optimizer_paths(folder, files), split_by_size(sizes, files), strict=True)
+    }
+
+
+def write_counts(folder: Path, updates: int, files: int) -> None:
+    """Write what belongs to the moments: their format, the updates that they have seen, the number of their files."""
+    counts: dict[str, object] = {"format": _FORMAT, "updates": updates}
+    if files > 1:
+        counts = {"format": _SPLIT_FORMAT, "updates": updates, "files": files}
+    (folder / _COUNTS).write_text(json.dumps(counts, sort_keys=True) + "\n")
+
+
+def _optimizer_paths(folder: Path, files: int) -> list[Path]:
+    if files == 1:
+        return [folder / _TENSORS]
+    return [folder / TRAINING / f"optimizer-{number:02d}-of-{files:02d}.safetensors" for number in range(1, files + 1)]
+
+
+def split_by_size(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Split names into parts of about the same size: the largest first, each into the smallest part so far."""
+    held = [0] * parts
+    chosen: list[list[str]] = [[] for _ in range(parts)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        smallest = held.index(min(held))
+        held[smallest] += sizes[name]
+        chosen[smallest].append(name)
+    return [sorted(names) for names in chosen]
 
 
 def has_optimizer(folder: Path) -> bool:
     """Whether the checkpoint holds an optimizer's state, so that training goes on from it instead of starting at it."""
-    return (folder / _TENSORS).exists()
+    return (folder / _COUNTS).exists()
+
+
+def optimizer_files(folder: Path) -> tuple[int, list[Path]]:
+    """Return the number of updates that saved moments have seen, and the files that hold them."""
+    try:
+        counts = json.loads((folder / _COUNTS).read_text())
+        if counts.get("format") not in (_FORMAT, _SPLIT_FORMAT):
+            raise EngineError(
+                f"optimizer state {folder}: format {counts.get('format')!r} is neither {_FORMAT!r} nor "
+                f"{_SPLIT_FORMAT!r}; start without it"
+            )
+        return int(counts["updates"]), _optimizer_paths(folder, int(counts.get("files", 1)))
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> EngineError:
+    return EngineError(f"optimizer state {folder}: cannot be read ({error}); start without it or restore the folder")
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[str]) -> int:
     """Restore AdamW's moments; return the number of updates they have seen."""
+    updates, files = optimizer_files(folder)
+    tensors: dict[str, Tensor] = {}
     try:
-        counts = json.loads((folder / _COUNTS).read_text())
-        tensors = load_file(folder / _TENSORS)
+        for file in files:
+            tensors |= load_file(file)
     except (OSError, ValueError, SafetensorError) as error:
-        raise EngineError(
-            f"optimizer state {folder}: cannot be read ({error}); start without it or restore the folder"
-        ) from error
-    if counts.get("format") != _FORMAT:
-        raise EngineError(
-            f"optimizer state {folder}: format {counts.get('format')!r} is not {_FORMAT!r}; start without it"
-        )
-    updates = int(counts["updates"])
+        raise _unreadable(folder, error) from error
     parameters = optimizer.param_groups[0]["params"]
-    if set(tensors) != {f"{moment}/{name}" for moment in _MOMENTS for name in names}:
+    if set(tensors) != {f"{moment}/{name}" for moment in MOMENTS for name in names}:
         raise EngineError(
             f"optimizer state {folder}: belongs to other parameters (changed model or LoRA settings); start without it"
         )
     for name, parameter in zip(names, parameters, strict=True):
-        moments = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS}
+        moments = {moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in MOMENTS}
         if any(moment.shape != parameter.shape for moment in moments.values()):
             raise EngineError(f"optimizer state {folder}: {name} has another shape than in the model; start without it")
         optimizer.state[parameter] = {"step": torch.tensor(float(updates), device=parameter.device), **moments}
@@ -135,20 +189,28 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
         return
     names = sorted(tensors)
     with hashed_file(path) as file:
-        file.write(_head({name: tensors[name] for name in names}, metadata))
+        file.write(tensors_head({name: tuple(tensors[name].shape) for name in names}, metadata))
         for name in names:
-            content = tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            for start in range(0, len(content), _PIECE):
-                file.write(content[start : start + _PIECE].data)
+            write_numbers(file, tensors[name])
 
 
-def _head(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the file's header: its length, then JSON (name → dtype, shape, place), padded to eight bytes."""
+def write_numbers(file: BinaryIO | HashedFile, tensor: Tensor) -> None:
+    """Write a float32 tensor's bytes at the file's place, in small pieces."""
+    content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    for start in range(0, len(content), _PIECE):
+        file.write(content[start : start + _PIECE].data)
+
+
+def tensors_head(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the head of a float32 safetensors file: its length, then JSON (name → dtype, shape, place), padded.
+
+    The tensors follow in the order given, without gaps.
+    """
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

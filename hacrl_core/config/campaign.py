@@ -158,6 +158,16 @@ class CampaignConfig(StrictConfig):
                 "only an uncut "
                 "distribution (temperature 1, or top_p 1 and top_k 0) is the policy; set score.own to scored"
             )
+        gpus = self.agents[agent].gpus
+        if gpus and self.agents[agent].device != "cpu" and update.ranks > len(gpus):
+            raise ValueError(
+                f"update.ranks {update.ranks} is more than the {len(gpus)} gpus of {agent}; give it one GPU per rank"
+            )
+        if update.ranks > 1 and ":" in self.agents[agent].device:
+            raise ValueError(
+                f"agents.{agent}.device {self.agents[agent].device} names one GPU, and update.ranks {update.ranks} "
+                "need one each; set device: cuda and list them under gpus"
+            )
         for name in ("temperature", "autocast"):
             scored, updated = getattr(score, name), getattr(update, name)
             if scored != updated:

@@ -1,6 +1,6 @@
 """How responses are sampled, and by which engine."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -84,12 +84,29 @@ class VllmEngineConfig(StrictConfig):
         description="Largest difference of a probe's log-probs from the built-in forward after a weight swap; above it "
         "the worker is restarted, never sampled from.",
     )
-    keep: Annotated[bool, NotIdentity] = Field(
-        default=True,
-        description="Keep the agent loaded between stages; false unloads it after sampling, so that score and update "
-        "have "
-        "the device's memory to themselves, and loads it again for the next sampling.",
+    replicas: Annotated[PositiveInt, NotIdentity] = Field(
+        default=1,
+        description="Engines with a copy of the model each, tensor_parallel_size GPUs wide, behind one queue of "
+        "prompts.",
     )
+    keep: Annotated[bool | Literal["sleep"], NotIdentity] = Field(
+        default=True,
+        description="Keep the agent loaded between stages; false ends the engine after sampling, so that score and "
+        "update have the device's memory to themselves, and starts it again for the next sampling; sleep frees the "
+        "memory too but keeps the process, which wakes and takes the new weights in seconds.",
+    )
+
+    @model_validator(mode="after")
+    def _a_server_is_the_users(self) -> Self:
+        if self.url is not None and (self.replicas > 1 or self.keep == "sleep"):
+            setting = "replicas" if self.replicas > 1 else "keep: sleep"
+            raise ValueError(f"engine.{setting} is for workers that hacrl starts, not for a server at a url; remove it")
+        return self
+
+    @property
+    def in_flight(self) -> int:
+        """Responses in flight at a time, over all replicas."""
+        return self.max_sequences * self.replicas
 
     @field_validator("url")
     @classmethod

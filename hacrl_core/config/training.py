@@ -1,12 +1,15 @@
 """Settings of the stages that run the learner's weights: score and update."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 
 Autocast = Literal["none", "bf16"]
+HeadPrecision = Literal["fp32", "tf32"]
+# Files of the training state of several ranks: their number must not depend on the number of ranks.
+_STATE_FILES = 8
 
 
 class ScoreConfig(StrictConfig):
@@ -87,3 +90,33 @@ class UpdateConfig(StrictConfig):
         False, description="Also report the mean entropy of the learner's distribution along each response."
     )
     lora: LoraConfig | None = Field(None, description="Train adapters only; none trains every weight.")
+    head_precision: Annotated[HeadPrecision, IdentityUnlessDefault] = Field(
+        "fp32",
+        description="The head's products on CUDA, in score and update alike: fp32 is exact; tf32 uses tensor cores and "
+        "keeps 10 bits of each factor.",
+    )
+    ranks: Annotated[PositiveInt, IdentityUnlessDefault] = Field(
+        1,
+        description="Processes that score and train this model together, each with its share of weights, gradient and "
+        "optimizer (FSDP2). One GPU of the agent's `gpus` each; on the CPU any number.",
+    )
+    offload: Annotated[Literal["none", "optimizer"], NotIdentity] = Field(
+        "none",
+        description="optimizer: weights, gradient and moments wait in the host's memory and AdamW runs there; needs "
+        "several ranks.",
+    )
+    state_files: Annotated[PositiveInt | None, IdentityUnlessDefault] = Field(
+        None,
+        description="Files that AdamW's moments are split into, by parameter. Empty: 1 with one rank, 8 with several.",
+    )
+
+    @property
+    def files_of_state(self) -> int:
+        """The number of files that the training state is split into."""
+        return self.state_files or (1 if self.ranks == 1 else _STATE_FILES)
+
+    @model_validator(mode="after")
+    def _offload_needs_ranks(self) -> Self:
+        if self.offload != "none" and self.ranks == 1:
+            raise ValueError("offload optimizer needs several ranks; set update.ranks, or offload: none")
+        return self

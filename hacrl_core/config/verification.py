@@ -139,6 +139,20 @@ class VerifyConfig(StrictConfig):
         description="Environment variables that the workers see besides PATH, HOME, the locale and the like. Name what "
         "your own function needs; secrets are not passed on otherwise.",
     )
+    sandbox: Annotated[Literal["required", "best", "off"] | None, NotIdentity] = Field(
+        default=None,
+        description="What happens where this machine cannot hold a verifier or a program (docs/sandbox.md): required "
+        "refuses, best goes on with what holds, off builds no sandbox. Empty: best for verifiers, required for the "
+        "programs that agents write.",
+    )
+    sandbox_read: Annotated[tuple[str, ...], IdentityUnlessDefault] = Field(
+        default=(),
+        description="Files and folders that the user's own verifier may read, besides its own folder and the Python "
+        "installation.",
+    )
+    sandbox_network: Annotated[bool, IdentityUnlessDefault] = Field(
+        default=False, description="Whether the user's own verifier may use the network. Programs never may."
+    )
     workers: Annotated[int, NotIdentity] = Field(
         default=0, ge=0, description="Worker processes; 0: one per usable core, at most 8."
     )

@@ -62,5 +62,8 @@ class GenerationEngine(Protocol):
     ) -> list[Generation]:
         """Return one response per request, in their order, all from the policy ``policy_digest``."""
 
+    def rest(self) -> None:
+        """Free the device's memory until the next call."""
+
     def close(self) -> None:
         """Stop and free everything; the next call starts again."""

@@ -4,8 +4,10 @@ It joins the algorithm's objective with the trainer, which knows no algorithm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hacrl_core.algorithm.calibration import calibrated_config
@@ -14,9 +16,10 @@ from hacrl_core.algorithm.hacpo import foreign_window, length_factors
 from hacrl_core.algorithm.minibatches import Minibatch, Response, minibatches
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig
+from hacrl_core.config.training import UpdateConfig
 from hacrl_core.errors import DivergenceError
 from hacrl_core.learning.sequences import RowPlan, TrainSequence, plan_rows
-from hacrl_core.learning.trainer import StepResult, Trainer
+from hacrl_core.learning.trainer import StepResult
 from hacrl_core.seeding import derive_rng
 
 Metrics = dict[str, float]
@@ -24,12 +27,33 @@ Metrics = dict[str, float]
 Old = Mapping[str, tuple[float, ...]]
 
 
+class Steps(Protocol):
+    """What the learner needs of a trainer: that of one process, or that of several ranks."""
+
+    config: UpdateConfig
+
+    def step(self, sequences: Sequence[TrainSequence], objective: Objective) -> StepResult:
+        """Make one optimizer step on a minibatch."""
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[npt.NDArray[np.float32]]:
+        """Return the log-probs of the response tokens as a step on these sequences computes them now."""
+
+    def gradient_norm(self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False) -> float:
+        """Return the norm of a gradient, or of its sum with that of the call before; nothing is updated."""
+
+    def is_finite(self) -> bool:
+        """Whether every weight and every moment is a number."""
+
+    def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective, steps: int) -> bool:
+        """Whether loss and gradient are finite under the weights of now, ``steps`` updates later than they were."""
+
+
 class Learner:
     """Updates the trainer's agent on the responses of one iteration; use one instance per iteration."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Steps,
         algorithm: HacpoConfig,
         *,
         name: str,

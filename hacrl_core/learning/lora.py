@@ -1,5 +1,6 @@
 """LoRA through peft (imported only when asked for): attach, and save both the adapter and the merged weights."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ def attach(
             "LoRA: an adapter on the output head is not supported; take the head out of update.lora.target_modules"
         )
     if resume is not None:
-        _unmerge(wrapped, resume / _ADAPTER / _FILE)
+        _unmerge(wrapped, adapter_file(resume))
     if as_merged:
-        for layer in _layers(wrapped.get_base_model()).values():
+        for layer in layers(wrapped.get_base_model()).values():
             if type(layer.get_base_layer()) is torch.nn.Linear:
                 layer.forward = partial(_merged_forward, layer)
     wrapped.eval()
@@ -95,7 +96,13 @@ def _merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return (weight + (b @ a) * scale).to(torch.bfloat16)
 
 
-def _layers(model: PreTrainedModel) -> dict[str, Any]:
+def adapter_file(checkpoint: Path) -> Path:
+    """Return where a checkpoint keeps the adapter that its weights contain."""
+    return checkpoint / _ADAPTER / _FILE
+
+
+def layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Return a model's LoRA layers by name, in the order of its modules."""
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -110,7 +117,7 @@ def _unmerge(wrapped: Any, file: Path) -> None:
         )
     set_peft_model_state_dict(wrapped, load_file(file))
     with torch.no_grad():
-        for layer in _layers(wrapped.get_base_model()).values():
+        for layer in layers(wrapped.get_base_model()).values():
             layer.get_base_layer().weight.sub_(layer.get_delta_weight("default"))
 
 
@@ -118,13 +125,29 @@ def save(wrapped: Any, model: PreTrainedModel, folder: Path) -> dict[str, Tensor
     """Write the adapter into ``folder/adapter``; return the merged weights under the plain model's names."""
     from peft import get_peft_model_state_dict
 
-    target = folder / _ADAPTER
-    target.mkdir(parents=True, exist_ok=True)
     adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(wrapped).items()}
-    save_file(adapter, target / _FILE, metadata={"format": "pt"})
-    wrapped.peft_config["default"].save_pretrained(target)
+    write_adapter(adapter, wrapped.peft_config["default"], folder)
     plain = {name.replace(".base_layer.", "."): t for name, t in model.state_dict().items() if ".lora_" not in name}
     with torch.no_grad():
-        for name, layer in _layers(model).items():
+        for name, layer in layers(model).items():
             plain[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight("default")
     return plain
+
+
+def merge(wrapped: Any) -> None:
+    """Turn the adapted model back into a plain one with the weights that ``save`` returned."""
+    model = wrapped.merge_and_unload()
+    model.requires_grad_(True)
+    for name in ("peft_config", "_hf_peft_config_loaded"):
+        model.__dict__.pop(name, None)
+
+
+def write_adapter(adapter: dict[str, Tensor], settings: Any, folder: Path) -> None:
+    """Write an adapter's tensors and peft's settings into ``folder/adapter``."""
+    file = adapter_file(folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(adapter, file, metadata={"format": "pt"})
+    # Where the base was read from is no part of an artifact's content.
+    plain = copy.copy(settings)
+    plain.base_model_name_or_path = None
+    plain.save_pretrained(file.parent)

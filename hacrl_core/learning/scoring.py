@@ -8,7 +8,7 @@ import torch
 
 from hacrl_core.agents.agent import Agent
 from hacrl_core.agents.out_of_memory import out_of_memory_explained
-from hacrl_core.config.training import Autocast
+from hacrl_core.config.training import Autocast, HeadPrecision
 from hacrl_core.learning.fused import fused_pass, plan_chunks, read_head
 from hacrl_core.learning.prefixes import response_states, shares_prefixes
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
@@ -23,6 +23,7 @@ def score_sequences(
     temperature: float = 1.0,
     autocast: Autocast = "none",
     max_logits_mb: int = 256,
+    head_precision: HeadPrecision = "fp32",
 ) -> list[npt.NDArray[np.float32]]:
     """Log-prob of every response token under the agent, in the order of ``sequences``.
 
@@ -40,9 +41,18 @@ def score_sequences(
         with out_of_memory_explained(agent.checkpoint, doing, remedy):
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
                 hidden_RH = response_states(agent.model, batch)
-            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb)
+            chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=device)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
-            outcome = fused_pass(hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=temperature)
+            outcome = fused_pass(
+                hidden_RH,
+                head,
+                targets_R,
+                batch.lengths,
+                targets_R,
+                chunks,
+                temperature=temperature,
+                precision=head_precision,
+            )
         found.append(outcome.logprobs_R)
     return by_sequence(batches, found, len(sequences))
 

@@ -39,7 +39,7 @@ from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_seque
 # One float32 sum over a long buffer stagnates: a norm of 134M elements came out 1.4 % too small.
 _ONE_SUM = 1 << 19
 _BLOCK = 1 << 12
-_FAR = 1e-2  # learning rate × steps beyond which an update may have led anywhere
+FAR = 1e-2  # learning rate × steps beyond which an update may have led anywhere
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,14 @@ class Trainer:
                 targets_R = torch.from_numpy(batch.targets_R).to(self.agent.device, non_blocking=True)
                 chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=self.config.max_logits_mb)
                 outcome = fused_pass(
-                    hidden_RH, head, targets_R, batch.lengths, targets_R, chunks, temperature=self.config.temperature
+                    hidden_RH,
+                    head,
+                    targets_R,
+                    batch.lengths,
+                    targets_R,
+                    chunks,
+                    temperature=self.config.temperature,
+                    precision=self.config.head_precision,
                 )
                 found.append(outcome.logprobs_R.detach())
         return by_sequence(batches, found, len(sequences))
@@ -167,7 +174,7 @@ class Trainer:
         The gradient was finite at weights ``steps`` updates ago. AdamW moves a weight by a few times the learning rate
         per step at most, so where that is little, it is finite still, and the loss alone is looked at.
         """
-        with torch.set_grad_enabled(self.config.learning_rate * steps > _FAR):
+        with torch.set_grad_enabled(self.config.learning_rate * steps > FAR):
             loss, _, _ = self._accumulate(sequences, objective)
         return math.isfinite(loss) and math.isfinite(exact_norm(self._gradient))  # isfinite would copy the buffer
 
@@ -176,16 +183,22 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         merged = None if self._adapters is None else lora.save(self._adapters, self.agent.model, folder)
         checkpoints.save_model(self.agent, folder, merged)
-        checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates)
+        checkpoints.save_optimizer(folder, self._optimizer, self._names, self.updates, files=self.config.files_of_state)
 
-    def trained(self) -> Agent | None:
-        """Return the agent as if loaded from what ``save`` wrote; None where LoRA or checkpointing changed the model.
+    def trained(self) -> Agent:
+        """Return the agent as if loaded from what ``save`` wrote, so that no stage has to read it again.
 
-        The trainer's memory is freed, so it cannot be used afterwards.
+        Adapters are merged, as in the file. The trainer's memory is freed, so it cannot be used afterwards.
         """
         for parameter in self._parameters:
             parameter.grad = None
-        return self.agent if self._adapters is None and not self.config.gradient_checkpointing else None
+        if self._adapters is not None:
+            lora.merge(self._adapters)
+            self._adapters = None
+        if self.config.gradient_checkpointing:
+            self.agent.model.gradient_checkpointing_disable()
+            self.agent.model.eval()
+        return self.agent
 
     def peak_memory_bytes(self) -> int:
         """Return the peak of the process (CPU) or of the device's allocator (CUDA)."""
@@ -207,7 +220,9 @@ class Trainer:
         loss = float(sum(outcome.loss for outcome in outcomes))
         stats = _rowwise(outcomes, len(sequences))
         if self.config.entropy and outcomes:
-            stats["entropy"] = _mean_entropies(batches, outcomes, len(sequences))
+            entropies = np.empty(len(sequences))
+            entropies[np.concatenate([batch.rows_B for batch in batches])] = mean_entropies(batches, outcomes)
+            stats["entropy"] = entropies
         return loss, stats, batches
 
     def _microbatches(self, sequences: Sequence[TrainSequence], head: Head) -> list[Microbatch]:
@@ -242,11 +257,12 @@ class Trainer:
             torch.from_numpy(batch.targets_R).to(device, non_blocking=True),
             batch.lengths,
             torch.from_numpy(batch.rows_B).to(device, non_blocking=True),
-            plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb),
+            plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb, device=device),
             temperature=config.temperature,
             objective=objective,
             gradients=gradients,
             entropy=config.entropy,
+            precision=config.head_precision,
         )
         if hidden_RH.requires_grad and outcome.has_gradient:
             with attention_of(self.agent.model, batch):
@@ -301,10 +317,12 @@ def _rowwise(outcomes: Sequence[Outcome], rows: int) -> dict[str, npt.NDArray[np
     return table
 
 
-def _mean_entropies(batches: Sequence[Microbatch], outcomes: Sequence[Outcome], rows: int) -> npt.NDArray[np.float64]:
-    means = np.empty(rows)
+def mean_entropies(batches: Sequence[Microbatch], outcomes: Sequence[Outcome]) -> npt.NDArray[np.float64]:
+    """Return the mean entropy along each response, in the order of the microbatches' rows."""
+    means = []
     for batch, outcome in zip(batches, outcomes, strict=True):
         assert outcome.entropies_R is not None
         lengths = np.array(batch.lengths)
-        means[batch.rows_B] = np.add.reduceat(outcome.entropies_R.cpu().numpy(), np.cumsum(lengths) - lengths) / lengths
-    return means
+        sums = np.add.reduceat(outcome.entropies_R.cpu().numpy(), np.cumsum(lengths) - lengths)
+        means.append((sums / lengths).astype(np.float64))
+    return np.concatenate(means)

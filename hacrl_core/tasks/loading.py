@@ -27,7 +27,7 @@ LIBRARIES = {
     "reasoning_gym": "hacrl_core.tasks.reasoning",
 }
 # Tasks that come with HACRL.
-BUILT_IN = {"code": "hacrl_core.tasks.code"}
+BUILT_IN = {"code": "hacrl_core.verification.code_task"}
 _MODULE = "module"
 
 

@@ -334,6 +334,9 @@ def _limits(config: VerifyConfig, *, alone: bool = False) -> Limits:
         memory_mb=config.memory_mb,
         workers=1 if alone else config.workers or min(8, cores),
         environment=config.environment,
+        sandbox=config.sandbox,
+        read=config.sandbox_read,
+        network=config.sandbox_network,
     )
 
 

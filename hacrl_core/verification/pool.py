@@ -18,10 +18,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hacrl_core.errors import ConfigError, VerificationError
+from hacrl_core.verification.jail.enter import Jail
+from hacrl_core.verification.jail.layers import Mode, insist
+from hacrl_core.verification.jail.own_files import readable
+from hacrl_core.verification.processes import cpu_seconds, passed_on, python_path, runnable
 from hacrl_core.verification.sandbox import receive, send, take_message
 from hacrl_core.verification.verdict import VerdictKind
 
@@ -32,13 +35,6 @@ _DEATHS_IN_A_ROW = 100
 _SPAWNER = (
     "import socket, sys; from hacrl_core.verification.sandbox import run_spawner; "
     "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
-)
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-# What workers see of the environment: nothing in which people keep secrets. A name that ends in _ is a prefix.
-PASSED_ON = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_", "TZ", "TMPDIR", "TMP", "TEMP"),
-    *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
-    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_DEVICES", "HACRL_HOME"),
 )
 
 
@@ -52,6 +48,13 @@ class Limits:
     workers: int
     # Further variables that the workers see.
     environment: tuple[str, ...] = ()
+    # None: whatever holds for verifiers, and everything for the programs that they run.
+    sandbox: Mode | None = None
+    # What verifiers may read besides their own folder and the Python installation.
+    read: tuple[str, ...] = ()
+    network: bool = False
+    # Layers of the sandbox that are left out, for tests.
+    without: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class Worker:
 
     pid: int
     connection: socket.socket
+    layers: dict[str, str] = field(default_factory=dict)
     group: Group | None = None
     ready: bool = False
     done: int = 0
@@ -84,25 +88,6 @@ class Worker:
         self.cpu_at = cpu_seconds(self.pid, self.since)
 
 
-def cpu_seconds(pid: int, fallback: float) -> float:
-    """Return the CPU time of a process, user and system; ``fallback`` where the kernel does not tell."""
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else fallback
-
-
-def _runnable(pid: int) -> bool:
-    """Return whether a process runs or waits for a core: a loaded machine is no reason to kill it."""
-    return _stat(pid)[:1] == [b"R"]
-
-
-def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
 @dataclass
 class Pool:
     """Workers of one process, started on demand by a spawner process."""
@@ -111,6 +96,8 @@ class Pool:
     workers: list[Worker] = field(default_factory=list)
     memory_mb: int = 0
     environment: tuple[str, ...] = ()
+    sandbox: Mode | None = None
+    jail: Jail = field(default_factory=Jail)
     process: subprocess.Popen[bytes] | None = None
     control: socket.socket | None = None
     deaths: int = 0
@@ -120,9 +107,10 @@ class Pool:
     ) -> None:
         """Work through all groups; every key gets exactly one result."""
         queue = deque(groups)
-        if self.memory_mb != limits.memory_mb:
+        jail = _jail([group.task for group in groups], limits)
+        if (self.memory_mb, self.sandbox, self.jail) != (limits.memory_mb, limits.sandbox, jail):
             self._drop_workers()
-            self.memory_mb = limits.memory_mb
+            self.memory_mb, self.sandbox, self.jail = limits.memory_mb, limits.sandbox, jail
         if self.environment != limits.environment:
             self._drop_workers()
             self._stop()
@@ -143,7 +131,7 @@ class Pool:
             if worker.group is None:
                 return worker
         if len(self.workers) < min(limits.workers, len([w for w in self.workers if w.group]) + waiting):
-            self.workers.append(self._spawn(preload))
+            self.workers.append(self.spawn_worker(preload))
             return self.workers[-1]
         return None
 
@@ -205,6 +193,8 @@ class Pool:
     ) -> None:
         group = worker.group
         assert group is not None
+        if "refused" in message:
+            raise ConfigError(f"verifier {group.task!r}: {message['refused']}")
         if "fatal" in message:
             raise ConfigError(f"verifier {group.task!r} cannot be loaded: {message['fatal']}; correct 'verifier'")
         if "ready" in message:
@@ -229,7 +219,7 @@ class Pool:
             if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
                 continue
             used = cpu_seconds(worker.pid, now) - worker.cpu_at
-            asleep = now - worker.since >= limits.wall_seconds and not _runnable(worker.pid)
+            asleep = now - worker.since >= limits.wall_seconds and not runnable(worker.pid, set())
             if used >= limits.cpu_seconds - _POLL_SECONDS or asleep:
                 self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
 
@@ -264,7 +254,8 @@ class Pool:
         if done < len(group.keys):
             queue.append(Group(group.keys[done:], group.pairs[done:], group.task, group.options))
 
-    def _spawn(self, preload: str) -> Worker:
+    def spawn_worker(self, preload: str) -> Worker:
+        """Have the spawner fork a worker into its jail; the spawner is started where there is none."""
         self.deaths += 1
         if self.deaths > _DEATHS_IN_A_ROW:
             raise VerificationError(f"{self.deaths} verifier workers died in a row; raise memory_mb ({self.memory_mb})")
@@ -274,11 +265,20 @@ class Pool:
                 if self.process is None or self.process.poll() is not None:
                     self._start()
                 assert self.control is not None
-                send(self.control, {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb})
+                request = {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb}
+                send(self.control, {**request, "jail": self.jail.to_json(), "sandbox": self.sandbox})
                 socket.send_fds(self.control, [b"f"], [theirs.fileno()])
                 self.control.settimeout(_START_SECONDS)
                 ours.settimeout(_MESSAGE_SECONDS)
-                return Worker(int(receive(self.control)["pid"]), ours)
+                spawned = receive(self.control)
+                worker = Worker(int(spawned["pid"]), ours, spawned["layers"])
+                if not self.jail.off:
+                    insist(worker.layers, self.sandbox, network=self.jail.network)
+                return worker
+            except ConfigError:
+                ours.close()
+                self._stop()
+                raise
             except (EOFError, OSError) as error:
                 ours.close()
                 self._drop_workers()
@@ -299,7 +299,7 @@ class Pool:
                 [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**_passed_on(self.environment), "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": "1"},
+                env={**passed_on(self.environment), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
             )
 
     def _remove(self, worker: Worker) -> None:
@@ -340,6 +340,8 @@ def _is_expected(message: Any, worker: Worker) -> bool:
         return False
     if not worker.ready:
         return "ready" in message or "fatal" in message
+    if "refused" in message:
+        return True
     reward = message.get("reward")
     return (
         message.get("index") == worker.done
@@ -349,16 +351,10 @@ def _is_expected(message: Any, worker: Worker) -> bool:
     )
 
 
-def _passed_on(further: Sequence[str]) -> dict[str, str]:
-    """Return the part of the environment that workers see."""
-    prefixes = tuple(name for name in PASSED_ON if name.endswith("_"))
-    known = {*PASSED_ON, *further}
-    return {name: value for name, value in os.environ.items() if name in known or name.startswith(prefixes)}
-
-
-def _python_path() -> str:
-    """Let the spawner find this package also where it is not installed; sys.path itself follows with each request."""
-    return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
+def _jail(tasks: Sequence[str], limits: Limits) -> Jail:
+    if limits.sandbox == "off":
+        return Jail(off=True)
+    return Jail(read=readable(tasks, limits.read), network=limits.network, without=limits.without)
 
 
 _lock = threading.Lock()
@@ -373,6 +369,15 @@ def shared_pool() -> Iterator[Pool]:
         if _pool is None or _pool.owner != os.getpid():
             _pool = Pool()
         yield _pool
+
+
+def try_sandbox() -> dict[str, str]:
+    """Build the sandbox of a worker and return its layers, each with the reason why it is missing, else empty."""
+    trial = Pool(memory_mb=1024, sandbox="best")
+    try:
+        return trial.spawn_worker("").layers
+    finally:
+        trial.close()
 
 
 def close_pool() -> None:

@@ -5,12 +5,13 @@ the task's module once and forks a worker per request, so that replacing a kille
 reads nothing hostile. When its control socket closes, the caller is gone: it kills its workers and ends. When the
 spawner itself is killed, the kernel kills the workers.
 
-A worker leads a session of its own and is killed with its whole process group. A process that left the group is
-inherited by the spawner (Linux), which kills it when a worker ends.
+A worker leads a session of its own and is killed with its whole process group. It sits in a jail (``jail/``), whose
+process 1 takes everything in it along when it is killed. Where there are no namespaces, a process that left the group
+is inherited by the spawner (Linux), which kills it when a worker ends.
 """
 
 import contextlib
-import ctypes
+import errno
 import importlib
 import json
 import math
@@ -26,13 +27,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from hacrl_core.verification.jail import client, kernel
+from hacrl_core.verification.jail.enter import Jail, fork_jailed
+from hacrl_core.verification.jail.layers import SandboxRefusedError
+
 _LENGTH = struct.Struct(">I")
 # No result is as long as this; a header that says so was not written by the worker.
 _MOST_BYTES = 64 << 20
-# Processes and threads that a user may have beyond those of now. The kernel counts all of the user's, not a worker's.
+# Processes and threads that a user may have beyond those of now. The kernel counts all of the user's, not a worker's,
+# except in a jail with a user namespace.
 _MORE_PROCESSES = 4096
+_MORE_PROCESSES_JAILED = 256
+_jailed = False
 
 
 def send(connection: socket.socket, message: Any) -> None:
@@ -79,9 +85,10 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 def run_spawner(control: socket.socket) -> None:
     """Serve ``spawn`` (with the worker's end of a socket) and ``kill`` until the caller goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    children: set[int] = set()
+    if kernel.LINUX:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    # Workers, each with process 1 of its jail (0: it has none).
+    children: dict[int, int] = {}
     preloaded = {""}
     try:
         while True:
@@ -92,52 +99,69 @@ def run_spawner(control: socket.socket) -> None:
             request = receive(control)
             if "kill" in request:
                 if request["kill"] in children:
-                    _kill_group(request["kill"])
+                    _kill_group(request["kill"], children[request["kill"]])
                 continue
             _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             sys.path[:] = request["path"]
             if request["preload"] not in preloaded:
                 importlib.import_module(request["preload"]).warm_up()
                 preloaded.add(request["preload"])
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                _become_worker(socket.socket(fileno=descriptors[0]), request)
-            children.add(pid)
-            os.close(descriptors[0])
-            send(control, {"pid": pid})
+            send(control, _spawn(control, socket.socket(fileno=descriptors[0]), request, children))
     except (EOFError, OSError):
         pass
     finally:
-        for pid in children:
-            _kill_group(pid)
-        for pid in children:
-            os.waitpid(pid, 0)
+        for pid, init in children.items():
+            _kill_group(pid, init)
+        for pid in [pid for pair in children.items() for pid in pair if pid]:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         _kill_strangers(set())
 
 
-def _reap(children: set[int]) -> None:
+def _spawn(
+    control: socket.socket, connection: socket.socket, request: dict[str, Any], children: dict[int, int]
+) -> dict[str, Any]:
+    """Fork a worker into its jail; return its process id and the layers of the jail."""
+
+    def become_worker(layers: dict[str, str]) -> None:
+        control.close()
+        _become_worker(connection, request, layers)
+
+    # Counted here: the jail does not show the machine's processes.
+    request["processes"] = processes_of_this_user() if kernel.LINUX else 0
+    pid, init, layers = fork_jailed(Jail.from_json(request["jail"]), become_worker)
+    children[pid] = init
+    connection.close()
+    return {"pid": pid, "layers": layers}
+
+
+def _reap(children: dict[int, int]) -> None:
     """Collect workers that have ended, with what they started."""
     ended = [pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]]
     for pid in ended:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        children.discard(pid)
+        if init := children.pop(pid):
+            os.kill(init, signal.SIGKILL)
+            os.waitpid(init, 0)
     if ended:
-        _kill_strangers(children)
+        _kill_strangers({pid for pair in children.items() for pid in pair})
 
 
-def _kill_group(pid: int) -> None:
-    """Kill a worker and its process group, which it may not lead yet."""
+def _kill_group(pid: int, init: int) -> None:
+    """Kill a worker with its jail and its process group, which it may not lead yet."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+    if init:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(init, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _kill_strangers(workers: set[int]) -> None:
     """Kill children of this process that are no workers: it inherits what a worker started and left behind."""
-    while strangers := [pid for pid in _children_of(os.getpid()) if pid not in workers]:
+    while strangers := [pid for pid in children_of(os.getpid()) if pid not in workers]:
         for pid in strangers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -145,7 +169,8 @@ def _kill_strangers(workers: set[int]) -> None:
                 os.waitpid(pid, 0)
 
 
-def _children_of(parent: int) -> list[int]:
+def children_of(parent: int) -> list[int]:
+    """Return the processes that this one started and that have not ended (Linux)."""
     found = []
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
@@ -154,19 +179,20 @@ def _children_of(parent: int) -> list[int]:
     return found
 
 
-def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoReturn:
+def _become_worker(connection: socket.socket, request: dict[str, Any], layers: dict[str, str]) -> NoReturn:
     code = 1
     try:
+        global _jailed
+        _jailed = not request["jail"]["off"]
         os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # The spawner died between fork and prctl.
-            if os.getppid() == 1:
-                os._exit(1)
         connection.set_inheritable(False)
-        _limit(request["memory_mb"] << 20)
+        own_count = layers.get("namespaces") == ""
+        processes = 0 if own_count else request["processes"]
+        _limit(request["memory_mb"] << 20, processes + (_MORE_PROCESSES_JAILED if own_count else _MORE_PROCESSES))
         # What user code prints must not mix with the caller's output.
         os.dup2(2, 1)
+        # Before this process has seen any problem: the programs' processes inherit its memory.
+        client.connect(layers, request["sandbox"], processes)
         serve(connection)
         code = 0
     except (EOFError, OSError, KeyboardInterrupt):
@@ -175,11 +201,11 @@ def _become_worker(connection: socket.socket, request: dict[str, Any]) -> NoRetu
         os._exit(code)
 
 
-def _limit(memory: int) -> None:
+def _limit(memory: int, processes: int) -> None:
     """Limit this process and those it starts: address space, size of a file, number of processes, no core dumps."""
     limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: memory, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
-        limits[resource.RLIMIT_NPROC] = _processes_of_this_user() + _MORE_PROCESSES
+        limits[resource.RLIMIT_NPROC] = processes
     for which, limit in limits.items():
         hard = resource.getrlimit(which)[1]
         if hard != resource.RLIM_INFINITY:
@@ -187,7 +213,7 @@ def _limit(memory: int) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
-def _processes_of_this_user() -> int:
+def processes_of_this_user() -> int:
     """Count this user's threads, as RLIMIT_NPROC does."""
     user, count = os.getuid(), 0
     for name in os.listdir("/proc"):
@@ -212,7 +238,7 @@ def serve(connection: socket.socket) -> None:
         try:
             module, function = _entry_point(group["task"], group["options"])
         except BaseException as error:
-            send(connection, {"fatal": f"{type(error).__name__}: {error}"})
+            send(connection, {"fatal": f"{type(error).__name__}: {error}{_denied(error)}"})
             continue
         if module is not None and hasattr(module, "prepare_gold"):
             _guarded(module.prepare_gold, group["pairs"][0][0], "", {})
@@ -238,8 +264,31 @@ def _guarded(
         return {"verdict": "error", "message": "out of memory", "exhausted": True}
     except RecursionError:
         return {"verdict": "unparseable", "message": "nested too deeply"}
+    except SandboxRefusedError as error:
+        return {"refused": str(error)}
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return {"verdict": "error", "message": f"{type(error).__name__}: {error}"[:500]}
+        return {"verdict": "error", "message": f"{type(error).__name__}: {error}"[:500] + _denied(error)}
+
+
+_NETWORK_ERRORS = (errno.ENETUNREACH, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EAFNOSUPPORT)
+_FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS)
+
+
+def _denied(error: BaseException) -> str:
+    """Return what to set where the sandbox may be the reason of an error; empty where it cannot be."""
+    if not _jailed:
+        return ""
+    reason = getattr(error, "reason", None) or error.__cause__
+    cause = reason if isinstance(reason, OSError) else error
+    if isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno in _NETWORK_ERRORS):
+        return " (the sandbox gives a verifier no network; allow it with verify.sandbox_network: true)"
+    hidden = isinstance(cause, OSError) and cause.errno in _FILE_ERRORS and cause.filename is not None
+    if hidden or isinstance(error, ModuleNotFoundError):
+        return (
+            " (the sandbox shows a verifier its own folder and the Python installation, nothing else, and only /tmp "
+            "can be written; allow a path with verify.sandbox_read)"
+        )
+    return ""
 
 
 def _entry_point(

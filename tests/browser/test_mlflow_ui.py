@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import patience
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.servers
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 

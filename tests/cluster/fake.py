@@ -21,6 +21,8 @@ SYSTEM = {
     "health_check_failure_threshold": 5,
     "worker_register_timeout_seconds": 300,
     "prestart_worker_first_driver": False,
+    # By default Ray gives stages what all other processes leave of the machine.
+    "worker_niceness": 0,
 }
 
 

@@ -39,7 +39,15 @@ ROLES = {"agent", "sampler", "prompts", "rollouts", "verdicts", "scores", "credi
 # Campaigns by name: the config and what is changed in it. {folder} is a user's checkpoint (see ``foreign_files``).
 CAMPAIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("configs/demo.yaml", ("iterations=2",)),
-    "paper pair on vLLM": ("configs/paper/qwen3-4b-llama3.2-3b.yaml", ("iterations=2",)),
+    # Homes made before update.ranks: one process each, and adapters for the large agent.
+    "paper pair on vLLM": (
+        "configs/paper/qwen3-4b-llama3.2-3b.yaml",
+        (
+            "iterations=2",
+            "agents={qwen3-4b-base: {checkpoint: {path: Qwen/Qwen3-4B-Base, stop_tokens: ['<|im_end|>']}}, "
+            "llama3.2-3b: {checkpoint: {path: meta-llama/Llama-3.2-3B-Instruct}}}",
+        ),
+    ),
     "paper pair with LoRA, problems from a file": (
         "configs/paper/qwen3-4b-8b-base.yaml",
         (
@@ -47,6 +55,8 @@ CAMPAIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "problems={kind: dataset, path: data/problems.jsonl}",
             "evaluate.benchmarks=[math500]",
             "agents.qwen3-4b-base.checkpoint.revision=906bfd4b",
+            "agents.qwen3-4b-base.update={}",
+            "agents.qwen3-8b-base.update={lora: {rank: 64, alpha: 128}, learning_rate: 1.0e-5}",
         ),
     ),
     "GGUF on vLLM, tiny agent on the built-in engine": ("configs/demo-real-vllm.yaml", ("iterations=1",)),

@@ -181,7 +181,7 @@ def test_a_deferred_benchmark_waits_for_its_own_agent_only_and_for_nothing_that_
     free.start()
     free.join(patience(5))
     assert not free.is_alive()
-    held.join(0.5)
+    held.join(1.0)
     assert held.is_alive()
     executor.gates["score ben #0"].set()  # and now it fails: the update never comes
     held.join(patience(5))

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.plan.plan import Cluster, make_plan
+from flows.plan.rates import load_rates
 from flows.run.placement import turns_of
 from hacrl_core.algorithm import foreign_window
 from hacrl_core.config.campaign import CampaignConfig
@@ -43,9 +45,8 @@ def test_a_pair_has_the_papers_numbers(pair):
         assert (objective.alpha, objective.cross_clip_delta, objective.cross_clip_step) == PAIRS[pair]
         assert (objective.self_clip_low, objective.self_clip_high, objective.capability_window) == (3e-4, 4e-4, 5)
         assert (config.minibatch_size(agent), update.epochs, update.gradient_norm) == (64, 1, 1.0)
-        assert (
-            update.learning_rate == 1e-6 or update.lora is not None
-        )  # adapters are the one departure, for the 8B agent
+        assert update.learning_rate == 1e-6
+        assert update.lora is None, "the paper trains every weight"
         assert settings.checkpoint is not None
         assert settings.checkpoint.trust_remote_code is False
     assert foreign_window(0, config.objective(agent))[0] == pytest.approx(0.9 if pair == "llama3.2-1b-3b" else 0.8)
@@ -70,6 +71,38 @@ def test_eight_gpus_and_nobody_waits(pair):
     used = [gpu for agent in config.agents.values() for gpu in agent.gpus]
     assert sorted(used) == list(range(8))
     assert turns_of(config) == {}
-    for agent in config.agents:
-        assert config.generation(agent).engine.tensor_parallel_size == len(config.agents[agent].gpus)
-        assert config.generation(agent).engine.keep is False  # sampling and training share the agent's first GPU
+    for agent, settings in config.agents.items():
+        engine = config.generation(agent).engine
+        assert engine.tensor_parallel_size * engine.replicas == len(settings.gpus) == config.training(agent).ranks
+        assert engine.keep == "sleep"  # sampling and training share the agent's GPUs
+        # One queue, one tail: all responses of an iteration are in one shard.
+        assert 2 * engine.in_flight >= config.prompts_per_iteration * config.group_size
+    assert config.keep is not None
+    assert (config.keep.last, config.keep.best) == (2, True)
+
+
+@pytest.mark.parametrize("device", ["H100", "A100"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_weight_of_both_agents_fits_eight_gpus_of_80_gb(pair, device):
+    config = load_config(FOLDER / f"{pair}.yaml", CampaignConfig)
+    plan = make_plan(config, Cluster(device, 8), load_rates())
+    assert plan.faults == ()
+    assert max(stage.memory or 0 for stage in plan.stages) < 0.95 * 80e9  # a driver and its fragments need the rest
+    assert plan.disk_bytes < 1e12
+    assert plan.iteration_seconds < {"H100": 6, "A100": 15}[device] * 60
+
+
+def test_what_does_not_fit_is_said():
+    """The settings of before: all of the 8B agent on one GPU, an engine that stays, a share that leaves no room."""
+    config = load_config(FOLDER / "qwen3-4b-8b-base.yaml", CampaignConfig)
+
+    def faults(**changes):
+        agent = config.agents["qwen3-8b-base"].model_copy(update=changes)
+        altered = config.model_copy(update={"agents": {**config.agents, "qwen3-8b-base": agent}})
+        return " ".join(make_plan(altered, Cluster("H100", 8), load_rates()).faults)
+
+    assert faults() == ""
+    assert "update needs about" in faults(update={"ranks": 1})
+    assert "update needs about" in faults(generate={"engine": {"replicas": 5, "keep": True}})
+    assert "generate needs about" in faults(generate={"engine": {"replicas": 5, "memory_share": 0.9}})
+    assert "memory_share 0.2 allows 16" in faults(generate={"engine": {"replicas": 5, "memory_share": 0.2}})

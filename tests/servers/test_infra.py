@@ -136,3 +136,38 @@ def test_shell_scripts_pass_shellcheck(script):
         pytest.skip("shellcheck is not installed")
     done = subprocess.run([shellcheck, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_rays_cluster_file_passes_rays_own_check():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    raw = yaml.safe_load((INFRA / "ray" / "cluster.yaml").read_text())
+    validate_config(prepare_config(raw))
+    started = " ".join(raw["head_start_ray_commands"] + raw["worker_start_ray_commands"])
+    for option in re.findall(r"ray start (.*?)(?= /opt|$)", started):
+        parse_ray_start(option.split(" RAY_USAGE")[0].split())
+    with pytest.raises(Exception, match=r"unknown|not allowed|unexpected|Additional"):
+        validate_config(prepare_config({**raw, "head_start_commands": []}))
+
+
+def parse_ray_start(words: list[str]) -> None:
+    """Parse the options of ``ray start`` with its own parser, without starting anything."""
+    from ray.scripts.scripts import start
+
+    with start.make_context("start", [word for word in words if word != "/opt/hacrl/.venv/bin/ray"]):
+        pass
+
+
+def test_kuberay_reads_the_resources_that_stages_ask_for():
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    raw = yaml.safe_load((INFRA / "ray" / "kuberay.yaml").read_text())
+    raw["metadata"].setdefault("namespace", "default")
+    found = _derive_autoscaling_config_from_ray_cr(raw)["available_node_types"]
+    assert found["headgroup"]["resources"]["CPU"] == 0
+    assert found["gpus"]["resources"]["GPU"] == 8
+    assert "GPU" not in found["checkers"]["resources"]
+    assert found["checkers"]["max_workers"] == 8
+    import ray
+
+    assert raw["spec"]["rayVersion"] == ray.__version__

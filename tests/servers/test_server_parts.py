@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from flows.home import Home
+from flows.scheduling import deployments
 from flows.scheduling.slots import slot_names
 from flows.servers.access import BasicAuth, client_environment, find_credentials, require_credentials
 from flows.servers.postgres import check_address, database_url, without_password
@@ -227,3 +231,19 @@ def test_a_campaign_wants_a_slot_for_every_gpu_it_uses():
     assert slot_names(tiny(agents=on_cpu)) == []
     on_gpus = {"ada": ada.model_copy(update={"device": "cuda:1"}), "ben": ben.model_copy(update={"gpus": (1, 3)})}
     assert slot_names(tiny(agents=on_gpus)) == [f"gpu {machine} cuda:1", f"gpu {machine} cuda:3"]
+
+
+def test_a_deployment_that_is_gone_when_the_client_asks_again_counts_as_removed(tmp_path, monkeypatch, capsys):
+    """A server that answers too late has deleted it already."""
+    from prefect.exceptions import ObjectNotFound
+
+    class Client:
+        def read_deployment_by_name(self, name):
+            return SimpleNamespace(id="an id")
+
+        def delete_deployment(self, number):
+            raise ObjectNotFound(Exception("404"))
+
+    monkeypatch.setattr(deployments, "_client", lambda home: nullcontext(Client()))
+    deployments.remove(Console(), "night", Home(tmp_path))
+    assert "deployment night is removed" in capsys.readouterr().out

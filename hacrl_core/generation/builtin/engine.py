@@ -70,6 +70,10 @@ class BuiltinEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def rest(self) -> None:
+        """Free the agent's memory; the next call loads it again."""
+        self.release()
+
     def close(self) -> None:
         """Free the agent's memory; there is nothing else to stop."""
         self.release()

@@ -49,6 +49,9 @@ class Backend(Protocol):
     def differing(self, checkpoint: Path) -> list[str]:
         """Parameters in vLLM's memory that are not those of the checkpoint; empty also where that cannot be asked."""
 
+    def probe(self, token_ids: Sequence[int]) -> list[list[float]]:
+        """Log-probs of one sequence under each copy of the weights that is there."""
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs under the raw policy of every token but the first."""
 
@@ -61,6 +64,9 @@ class Backend(Protocol):
         on_tokens: OnTokens,
     ) -> None:
         """Sample; responses are reported as they finish, tokens as they are written."""
+
+    def sleep(self) -> None:
+        """Let go of the weights and of all device memory, but stay; the next swap wakes it."""
 
     def close(self) -> None:
         """Stop what we started there."""
@@ -81,9 +87,10 @@ def vllm_params(params: SamplingParams, expected: Expected) -> dict[str, Any]:
 class WorkerBackend:
     """A worker process of ours."""
 
-    def __init__(self, config: VllmEngineConfig) -> None:
+    def __init__(self, config: VllmEngineConfig, environment: dict[str, str] | None = None) -> None:
+        """``environment`` are variables of this worker alone, e.g. the GPUs that it sees."""
         self._config = config
-        self._worker = WorkerProcess(find_python(config.python))
+        self._worker = WorkerProcess(find_python(config.python), environment)
         self._digest = ""
         self._deadline = 0.0
 
@@ -114,12 +121,18 @@ class WorkerBackend:
             max_sequences=config.max_sequences,
             tensor_parallel_size=config.tensor_parallel_size,
             enforce_eager=config.enforce_eager,
+            can_sleep=config.keep == "sleep",
         )
         self._finish()
 
     def swap(self, checkpoint: Path, digest: str) -> None:
-        """Replace the weights without a restart."""
+        """Replace the weights without a restart; a sleeping engine wakes up for it."""
         self._begin("swap", digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
+        self._finish()
+
+    def sleep(self) -> None:
+        """Let go of the weights and of all device memory, but stay."""
+        self._begin("sleep", self._digest, self._config.startup_timeout)
         self._finish()
 
     def differing(self, checkpoint: Path) -> list[str]:
@@ -127,6 +140,10 @@ class WorkerBackend:
         self._begin("prove", self._digest, self._config.startup_timeout, checkpoint=str(checkpoint.absolute()))
         found: list[str] = self._finish()["differing"]
         return found
+
+    def probe(self, token_ids: Sequence[int]) -> list[list[float]]:
+        """Return the log-probs of one sequence."""
+        return self.score([token_ids])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs under the raw policy of every token but the first."""
@@ -143,17 +160,46 @@ class WorkerBackend:
         on_tokens: OnTokens,
     ) -> None:
         """Sample; responses are reported as they finish, tokens as they are written."""
-        wanted = [{"id": r.request_id, "prompt": list(r.prompt_token_ids), "seed": r.seed} for r in requests]
+        self.begin_sampling(requests, params, expected)
+        while (found := self.next_found()) is not None:
+            on_tokens(found) if isinstance(found, int) else on_response(found)
+
+    def begin_sampling(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        expected: Expected,
+        *,
+        more_follows: bool = False,
+    ) -> None:
+        """Send the requests; with ``more_follows`` the worker goes on until `end_of_requests`."""
         self._begin(
-            "sample", self._digest, self._config.request_timeout, requests=wanted, params=vllm_params(params, expected)
+            "sample",
+            self._digest,
+            self._config.request_timeout,
+            requests=_wanted(requests),
+            params=vllm_params(params, expected),
+            more_follows=more_follows,
         )
-        while (reply := self._worker.receive(self._deadline))["event"] != "done":
-            if reply["event"] == "progress":
-                on_tokens(reply["tokens"])
-                continue
-            self._check(reply)
-            fields = tuple(reply["token_ids"]), tuple(reply["logprobs"]), reply["finish_reason"]
-            on_response(Response(reply["id"], *fields))
+
+    def add_requests(self, requests: Sequence[GenerationRequest]) -> None:
+        """Give a sampling worker more to do."""
+        self._worker.send({"op": "add", "requests": _wanted(requests)})
+
+    def end_of_requests(self) -> None:
+        """Tell a sampling worker that nothing more follows."""
+        self._worker.send({"op": "end"})
+
+    def next_found(self) -> Response | int | None:
+        """Return the next finished response, or the tokens written so far; None at the end of sampling."""
+        reply = self._worker.receive(self._deadline)
+        if reply["event"] == "done":
+            return None
+        if reply["event"] == "progress":
+            return int(reply["tokens"])
+        self._check(reply)
+        fields = tuple(reply["token_ids"]), tuple(reply["logprobs"]), reply["finish_reason"]
+        return Response(reply["id"], *fields)
 
     def close(self) -> None:
         """End the worker and everything it started."""
@@ -172,3 +218,7 @@ class WorkerBackend:
     def _check(self, reply: dict[str, Any]) -> None:
         if reply["digest"] != self._digest:
             raise RuntimeError(f"vLLM worker {self.pid} answered for policy {reply['digest']}, not {self._digest}")
+
+
+def _wanted(requests: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
+    return [{"id": r.request_id, "prompt": list(r.prompt_token_ids), "seed": r.seed} for r in requests]

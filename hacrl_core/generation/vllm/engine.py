@@ -14,6 +14,7 @@ from hacrl_core.generation.stop_strings import StopStrings
 from hacrl_core.generation.vllm.backend import Backend, Response, WorkerBackend
 from hacrl_core.generation.vllm.process import WorkerDied, WorkerFailed, find_python
 from hacrl_core.generation.vllm.proof import Expected, deviation, differ, expect, limit
+from hacrl_core.generation.vllm.replicas import ReplicaBackend
 from hacrl_core.generation.vllm.server import ServerBackend
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ class VllmEngine:
         self._backend: Backend | None = None
         self._expected: Expected | None = None  # of the weights that are proved to be loaded, and no others
         self._fresh_deviation = 0.0
-        self._probe_logprobs: list[float] = []
+        self._probe_logprobs: list[list[float]] = []  # of each copy of the weights
+        self._asleep = False
         self._version = ""
         self._stop_at_exit = weakref.finalize(self, lambda: None)
 
@@ -100,12 +102,26 @@ class VllmEngine:
                     raise
         raise AssertionError("unreachable")
 
+    def rest(self) -> None:
+        """Free the device's memory: put the worker to sleep where the config says so, else stop it."""
+        with self._lock:
+            if self.config.keep != "sleep" or self._backend is None or self._expected is None:
+                self.close()
+                return
+            try:
+                self._backend.sleep()
+                self._asleep = True
+            except (WorkerDied, WorkerFailed) as error:
+                logger.warning("vLLM did not go to sleep and is stopped: %s", error)
+                self.close()
+
     def close(self) -> None:
         """Stop the worker; the next call starts one again."""
         with self._lock:
             self._stop_at_exit.detach()
             backend = self._backend
             self._backend = self._expected = None
+            self._asleep = False
             if backend is not None:
                 backend.close()
 
@@ -115,7 +131,7 @@ class VllmEngine:
         if self._backend is None or known is None:
             return self._start(checkpoint, policy_digest, None)
         same = known.policy_digest == policy_digest
-        if same and (not self.config.url or self._has(checkpoint, known)):
+        if same and not self._asleep and (not self.config.url or self._has(checkpoint, known)):
             return known
         self._expected = None
         expected = known if same else expect(checkpoint, policy_digest, self.config.dtype)
@@ -124,10 +140,11 @@ class VllmEngine:
             return self._start(checkpoint, policy_digest, expected)
         before = self._probe_logprobs
         self._backend.swap(checkpoint, policy_digest)
+        self._asleep = False
         wrong = self._wrong_weights(checkpoint)
         found = self._deviates(expected)
         allowed = limit(expected, self.config.weight_tolerance, self._fresh_deviation)
-        if wrong or found > allowed or (self._probe_logprobs == before and differ(expected, known)):
+        if wrong or found > allowed or (differ(expected, known) and self._stale(before)):
             how = f"{wrong or 'all parameters are right'}; log-probs {found:.2g} nats per token off"
             logger.warning("agent %s: weight swap refused, restarting vLLM on the checkpoint: %s", checkpoint, how)
             self.close()
@@ -136,7 +153,7 @@ class VllmEngine:
         return expected
 
     def _start(self, checkpoint: Path, policy_digest: str, expected: Expected | None) -> Expected:
-        backend: Backend = ServerBackend(self.config) if self.config.url else WorkerBackend(self.config)
+        backend = self._make_backend()
         self._backend = backend
         self._stop_at_exit = weakref.finalize(self, backend.close)
         expected = expected or expect(checkpoint, policy_digest, self.config.dtype)
@@ -159,6 +176,15 @@ class VllmEngine:
         self._expected = expected
         return expected
 
+    def _make_backend(self) -> Backend:
+        if self.config.url:
+            return ServerBackend(self.config)
+        return WorkerBackend(self.config) if self.config.replicas == 1 else ReplicaBackend(self.config)
+
+    def _stale(self, before: list[list[float]]) -> bool:
+        """Whether a copy of the weights answers the probe exactly as before the swap."""
+        return any(new == old for new, old in zip(self._probe_logprobs, before, strict=False))
+
     def _wrong_weights(self, checkpoint: Path) -> str:
         assert self._backend is not None
         names = self._backend.differing(checkpoint)
@@ -178,8 +204,8 @@ class VllmEngine:
 
     def _deviates(self, expected: Expected) -> float:
         assert self._backend is not None
-        self._probe_logprobs = self._backend.score([expected.probe])[0]
-        return deviation(expected, self._probe_logprobs)
+        self._probe_logprobs = self._backend.probe(expected.probe)
+        return max(deviation(expected, logprobs) for logprobs in self._probe_logprobs)
 
     def _max_length(self, expected: Expected) -> int:
         return min(expected.context_length, self.config.max_length or expected.context_length)

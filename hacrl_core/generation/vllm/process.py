@@ -116,11 +116,13 @@ class Launcher:
             if not self.version:
                 self.version = str(self._receive(timeout)["version"])
 
-    def spawn(self, commands: int, results: int, log: int, timeout: float) -> int:
-        """Fork a worker on these file descriptors; return its process id."""
+    def spawn(
+        self, commands: int, results: int, log: int, timeout: float, environment: dict[str, str] | None = None
+    ) -> int:
+        """Fork a worker on these file descriptors, with variables of its own; return its process id."""
         self.wait(timeout)
         with self._lock:
-            message = json.dumps({"op": "spawn", "environment": {}}).encode()
+            message = json.dumps({"op": "spawn", "environment": environment or {}}).encode()
             try:
                 socket.send_fds(self._control, [message], [commands, results, log])
             except OSError as error:
@@ -154,7 +156,8 @@ class Launcher:
 class WorkerProcess:
     """One worker: commands in, replies out, and its end when we say so."""
 
-    def __init__(self, python: Path) -> None:
+    def __init__(self, python: Path, environment: dict[str, str] | None = None) -> None:
+        self._environment = environment
         self._launcher = Launcher.acquire(python)  # it begins to import while the caller goes on
         self._log = _Log()
         self._commands = self._results = -1
@@ -168,7 +171,8 @@ class WorkerProcess:
         their_commands, self._commands = os.pipe()
         self._results, their_results = os.pipe()
         try:
-            self.pid = self._launcher.spawn(their_commands, their_results, self._log.file.fileno(), timeout)
+            log = self._log.file.fileno()
+            self.pid = self._launcher.spawn(their_commands, their_results, log, timeout, self._environment)
         finally:
             os.close(their_commands)
             os.close(their_results)

@@ -77,6 +77,10 @@ class ServerBackend:
         body = {"method": "hacrl_differing_weights", "args": [str(checkpoint.absolute())]}
         return sorted({name for names in self._call("/collective_rpc", body)["results"] for name in names})
 
+    def probe(self, token_ids: Sequence[int]) -> list[list[float]]:
+        """Return the log-probs of one sequence."""
+        return self.score([token_ids])
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs under the raw policy of every token but the first."""
         with self._pool(len(sequences)) as pool:
@@ -132,6 +136,9 @@ class ServerBackend:
                 f"vLLM server {self._url}: it returns log-probs of the raw policy, not of the distribution sampled "
                 "from; start it with --logprobs-mode processed_logprobs"
             )
+
+    def sleep(self) -> None:
+        """Do nothing: the server is the user's, and the config refuses ``keep: sleep`` for it."""
 
     def close(self) -> None:
         """Do nothing: the server is the user's and stays."""

@@ -6,8 +6,10 @@ from hacrl_core.learning.fused.linear_loss import (
     Objective,
     Outcome,
     Settles,
+    chunk_rows,
     fused_linear_loss,
     fused_pass,
+    loss_node,
     plan_chunks,
 )
 from hacrl_core.learning.fused.rowwise import kernel_metrics
@@ -18,10 +20,12 @@ __all__ = [
     "Objective",
     "Outcome",
     "Settles",
+    "chunk_rows",
     "fused_linear_loss",
     "fused_pass",
     "hidden_states",
     "kernel_metrics",
+    "loss_node",
     "plan_chunks",
     "read_head",
 ]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hacrl_core.config.training import HeadPrecision
 from hacrl_core.learning.fused.head import Head
 from hacrl_core.learning.fused.rowwise import negative_gradient_
 
@@ -33,7 +34,9 @@ class Settles(Protocol):
 
 
 _CHUNK_ELEMENTS = 8 << 20  # logits of small vocabularies: enough rows to forget the Python around them
-_CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at full speed
+_CHUNK_TOKENS = 256  # of large ones: enough rows for the products to run at full speed on a CPU
+# On a GPU each chunk also reads and writes the head's whole gradient, so that few rows would be bound by its memory.
+_CHUNK_TOKENS_GPU = 2048
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,19 @@ class Outcome:
 
 
 def plan_chunks(
-    lengths: Sequence[int], vocabulary: int, *, max_logits_mb: int = 256, chunk_tokens: int | None = None
+    lengths: Sequence[int],
+    vocabulary: int,
+    *,
+    max_logits_mb: int = 256,
+    chunk_tokens: int | None = None,
+    device: torch.device | None = None,
 ) -> list[Chunk]:
     """Plan which sequences share the buffer of logits.
 
-    Whole sequences go together up to ``chunk_tokens`` rows; one alone up to ``max_logits_mb`` of logits; longer ones in
-    pieces.
+    Whole sequences go together up to ``chunk_tokens`` rows (by default what suits the device); one alone up to
+    ``max_logits_mb`` of logits; longer ones in pieces.
     """
-    together = chunk_tokens or max(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
+    together = chunk_tokens or chunk_rows(vocabulary, on_gpu=device is not None and device.type == "cuda")
     alone = max(together, max_logits_mb * (1 << 20) // (4 * vocabulary))
     chunks: list[Chunk] = []
     start = 0
@@ -99,15 +107,20 @@ def plan_chunks(
     return chunks
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Float32 products on CUDA without TF32, whatever the process allows elsewhere.
+def chunk_rows(vocabulary: int, *, on_gpu: bool) -> int:
+    """Return how many rows of logits are computed together."""
+    return max(_CHUNK_TOKENS_GPU if on_gpu else _CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary)
 
-    TF32 keeps 10 bits of a factor: log-probs would be off by more than GSPO's window of 3e-4.
+
+@contextmanager
+def head_products(precision: HeadPrecision = "fp32") -> Iterator[None]:
+    """The head's products on CUDA: exact float32, or TF32 where asked for, whatever the process allows elsewhere.
+
+    TF32 keeps 10 bits of a factor: log-probs are off by more than GSPO's window of 3e-4, alike in score and update.
     """
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
-    settings.fp32_precision = "ieee"
+    settings.fp32_precision = "tf32" if precision == "tf32" else "ieee"
     try:
         yield
     finally:
@@ -115,7 +128,6 @@ def exact_products() -> Iterator[None]:
 
 
 @torch.no_grad()
-@exact_products()
 def fused_pass(
     hidden_RH: Tensor,
     head: Head,
@@ -128,6 +140,7 @@ def fused_pass(
     objective: Objective | None = None,
     gradients: Gradients | None = None,
     entropy: bool = False,
+    precision: HeadPrecision = "fp32",
 ) -> Outcome:
     """Return the targets' log-probs; with an objective also its loss, whose gradients go into ``gradients``.
 
@@ -137,20 +150,21 @@ def fused_pass(
     products = _Products(hidden_RH.to(dtype), head, targets_R, temperature, chunks, entropy)
     layout = None if objective is None else _Layout.of(lengths, rows_B, chunks, hidden_RH.device)
     outcome = Outcome(products.logprobs_R, products.entropies_R, hidden_RH.new_zeros((), dtype=dtype))
-    for chunk in chunks:
-        for piece in chunk.pieces:
-            products.forward(piece)
-        if objective is None or layout is None:
-            continue
-        coefficients = _apply_objective(objective, outcome, chunk, layout, wanted=gradients is not None)
-        if gradients is None or coefficients is None:
-            continue
-        outcome.has_gradient = True
-        for piece in reversed(chunk.pieces):
-            if piece is not chunk.pieces[-1]:
+    with head_products(precision):
+        for chunk in chunks:
+            for piece in chunk.pieces:
                 products.forward(piece)
-            here = slice(piece.start - chunk.tokens.start, piece.stop - chunk.tokens.start)
-            products.backward(piece, coefficients[here], gradients)
+            if objective is None or layout is None:
+                continue
+            coefficients = _apply_objective(objective, outcome, chunk, layout, wanted=gradients is not None)
+            if gradients is None or coefficients is None:
+                continue
+            outcome.has_gradient = True
+            for piece in reversed(chunk.pieces):
+                if piece is not chunk.pieces[-1]:
+                    products.forward(piece)
+                here = slice(piece.start - chunk.tokens.start, piece.stop - chunk.tokens.start)
+                products.backward(piece, coefficients[here], gradients)
     return outcome
 
 
@@ -330,5 +344,10 @@ def fused_linear_loss(
             gradients=gradients,
         ).loss
 
+    return loss_node(hidden_RH, head, run)
+
+
+def loss_node(hidden_RH: Tensor, head: Head, run: Callable[..., Tensor]) -> Tensor:
+    """Make a node of autograd of ``run(hidden, weight, bias, gradients)``, which fills gradients and returns a loss."""
     loss: Tensor = _FusedLoss.apply(hidden_RH, head.weight_VH, head.bias_V, run)  # type: ignore[no-untyped-call]
     return loss

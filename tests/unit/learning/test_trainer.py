@@ -3,6 +3,7 @@
 import hashlib
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -367,3 +368,39 @@ def test_a_minibatch_without_signal_steps_exactly_as_if_computed():
         trainer.step(rows, zeros)
         assert any(not torch.equal(before[name], value) for name, value in weights(agent).items())
     assert_equal_weights(computed, dropped)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"lora": LoraConfig(rank=2, alpha=4.0)},
+        {"lora": LoraConfig(rank=2, alpha=4.0), "gradient_checkpointing": True},
+    ],
+    ids=["plain", "checkpointing", "lora", "both"],
+)
+def test_what_was_trained_goes_on_exactly_as_what_was_saved(tmp_path, settings):
+    """The next stages take the agent from memory: bits, flags and the next update must be those of the file."""
+    objective = sequence_objective(ADVANTAGE, OLD)
+    trainer = Trainer(tiny_agent(tied=True), config(**settings), seed=3)
+    trainer.step(SEQUENCES, objective)
+    trainer.save(tmp_path / "one")
+    loaded = load_agent(tmp_path / "one")
+    kept = replace(trainer.trained(), tokenizer=loaded.tokenizer)  # as WarmModels.keep_agent does
+    ours, theirs = kept.model.state_dict(), loaded.model.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    flags = [[(name, p.requires_grad) for name, p in a.model.named_parameters()] for a in (kept, loaded)]
+    assert flags[0] == flags[1]
+    assert [(type(m), m.training) for m in kept.model.modules()] == [
+        (type(m), m.training) for m in loaded.model.modules()
+    ]
+    saved = []
+    for number, agent in enumerate((kept, loaded)):
+        again = Trainer(agent, config(**settings), optimizer_state=tmp_path / "one", seed=3)
+        again.step(SEQUENCES, objective)
+        again.save(tmp_path / f"two{number}")
+        files = digests(tmp_path / f"two{number}")
+        saved.append({name: digest for name, digest in files.items() if not name.startswith("tokenizer")})
+    assert saved[0] == saved[1]

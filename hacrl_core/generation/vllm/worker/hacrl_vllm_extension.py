@@ -27,6 +27,18 @@ class WeightSwap:
             if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
                 module.quant_method.process_weights_after_loading(module)
 
+    def hacrl_forget_weights(self) -> None:
+        """Make the weights of a sleeping CPU build unusable.
+
+        On a GPU they are gone. The CPU build cannot give memory back; a wake-up without a swap must be as wrong there.
+        """
+        import torch
+
+        for parameter in self.model_runner.get_model().parameters():
+            if parameter.device.type == "cpu" and parameter.is_floating_point():
+                with torch.no_grad():
+                    parameter.fill_(float("nan"))
+
     def hacrl_differing_weights(self, path: str) -> list[str]:
         """The parameters in memory that are not those of the checkpoint folder ``path``."""
         from hacrl_vllm_proof import differing  # type: ignore[import-not-found]

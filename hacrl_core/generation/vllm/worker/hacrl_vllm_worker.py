@@ -1,9 +1,9 @@
 """One vLLM engine behind a pair of pipes: a JSON object per line in, a JSON object per line out.
 
-Commands: load, swap, prove, score, sample. Replies: ``{"event": "done", …}`` ends a command, ``response`` and
-``progress`` come before it, ``{"event": "failed", "error": …}`` means that the engine's state is unknown and the
-process ends. Every response names the digest of the weights it was sampled from. stdout and stderr are vLLM's and the
-libraries' to write to; they go to a log.
+Commands: load, swap, sleep, prove, score, sample, and while sampling add and end. Replies: ``{"event": "done", …}``
+ends a command, ``response`` and ``progress`` come before it, ``{"event": "failed", "error": …}`` means that the
+engine's state is unknown and the process ends. Every response names the digest of the weights it was sampled from.
+stdout and stderr are vLLM's and the libraries' to write to; they go to a log.
 """
 
 import json
@@ -26,7 +26,7 @@ def serve(commands: int, results: int) -> None:
     """Answer commands until the other end of the pipe is gone; then end, with every process vLLM has started."""
     inbox: queue.Queue[Message] = queue.Queue()
     threading.Thread(target=_read, args=(commands, inbox), daemon=True).start()
-    worker = Worker()
+    worker = Worker(inbox)
     while True:
         command = inbox.get()
         try:
@@ -62,9 +62,12 @@ def _write(results: int, reply: Message) -> None:
 class Worker:
     """The engine and the digest of the weights it holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: "queue.Queue[Message]") -> None:
+        """``inbox`` has what the other end sends while a command is carried out."""
         self.engine: Any = None
         self.digest: str | None = None  # of the weights in memory; None while they are being replaced
+        self.asleep = False
+        self._inbox = inbox
 
     def answer(self, command: Message) -> Iterator[Message]:
         """Carry out one command and yield its replies."""
@@ -76,6 +79,10 @@ class Worker:
             self.engine = start_engine(**command)
         elif operation == "swap":
             self._swap(command["checkpoint"])
+        elif operation == "sleep":
+            self._sleep()
+            yield {"event": "done", "digest": digest}
+            return
         elif operation == "prove":
             ranks = self.engine.collective_rpc("hacrl_differing_weights", args=(command["checkpoint"],))
             yield {"event": "done", "digest": digest, "differing": sorted({name for names in ranks for name in names})}
@@ -88,9 +95,21 @@ class Worker:
         self.digest = digest
         yield {"event": "done", "digest": digest}
 
+    def _sleep(self) -> None:
+        """Give all device memory back. Level 2 keeps no weights: a swap has to follow."""
+        self.digest = None
+        self.engine.sleep(level=2)
+        self.engine.collective_rpc("hacrl_forget_weights")
+        self.asleep = True
+
     def _swap(self, checkpoint: str) -> None:
         self.digest = None
+        if self.asleep:  # memory for the weights first, and for the cache when they are in
+            self.engine.wake_up(["weights"])
         self.engine.collective_rpc("hacrl_swap_weights", args=(checkpoint,))
+        if self.asleep:
+            self.engine.wake_up(["kv_cache"])
+            self.asleep = False
         # Cached keys and values belong to the old weights.
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied after a weight swap")
@@ -107,14 +126,13 @@ class Worker:
             found[int(output.request_id)] = [row[t].logprob for t, row in zip(token_ids[1:], rows, strict=True)]
         return found
 
-    def _sample(self, requests: list[Message], params: Message) -> Iterator[Message]:
+    def _sample(self, requests: list[Message], params: Message, more_follows: bool = False) -> Iterator[Message]:
         wanted = params | {"logprobs": 0, "detokenize": bool(params["stop"])}
-        for request in requests:
-            prompt = {"prompt_token_ids": request["prompt"]}
-            self.engine.add_request(request["id"], prompt, sampling_params(**wanted, seed=request["seed"]))
+        self._add(requests, wanted)
         written, reported = 0, time.monotonic()
-        for output in self._finished(idle=True):
-            if output is not None:
+        while more_follows or self.engine.has_unfinished_requests():
+            more_follows = more_follows and self._take_more(wanted)
+            for output in self._step():
                 done = output.outputs[0]
                 written += len(done.token_ids)
                 logprobs = [row[t].logprob for t, row in zip(done.token_ids, done.logprobs, strict=True)]
@@ -130,14 +148,32 @@ class Worker:
                 reported = time.monotonic()
                 yield {"event": "progress", "tokens": written + self._in_flight()}
 
-    def _finished(self, idle: bool = False) -> Iterator[Any]:
-        """Outputs as they finish; with ``idle`` also a None after each step."""
+    def _add(self, requests: list[Message], params: Message) -> None:
+        for request in requests:
+            prompt = {"prompt_token_ids": request["prompt"]}
+            self.engine.add_request(request["id"], prompt, sampling_params(**params, seed=request["seed"]))
+
+    def _take_more(self, params: Message) -> bool:
+        """Take requests that have arrived, waiting where there is nothing else to do; False: the last have come."""
+        idle = not self.engine.has_unfinished_requests()
+        while True:
+            try:
+                command = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if command["op"] == "end":
+                return False
+            self._add(command["requests"], params)
+            idle = False
+
+    def _step(self) -> Iterator[Any]:
+        """One step of the engine; the outputs that it finished."""
+        return (output for output in self.engine.step() if output.finished)
+
+    def _finished(self) -> Iterator[Any]:
+        """Outputs as they finish."""
         while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
-                if output.finished:
-                    yield output
-            if idle:
-                yield None
+            yield from self._step()
 
     def _in_flight(self) -> int:
         try:
@@ -154,7 +190,9 @@ def sampling_params(**settings: Any) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **settings)
 
 
-def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequences: int, **settings: Any) -> Any:
+def start_engine(
+    checkpoint: str, max_length: int, memory_share: float, max_sequences: int, can_sleep: bool = False, **settings: Any
+) -> Any:
     """Start a vLLM engine on a checkpoint."""
     from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
@@ -170,6 +208,7 @@ def start_engine(checkpoint: str, max_length: int, memory_share: float, max_sequ
         worker_extension_cls="hacrl_vllm_extension.WeightSwap",
         trust_remote_code=False,
         disable_log_stats=True,
+        enable_sleep_mode=can_sleep and not current_platform.is_cpu(),  # the CPU build pauses, but keeps its memory
         **settings,
     )
     if args.tensor_parallel_size == 1:

@@ -1,0 +1,103 @@
+"""Small programs per second, judged in the sandbox by the pool's workers, against plain ``subprocess.run``.
+
+Both sides run the same programs with the same inputs, two at a time. The sandboxed side judges too: each program is one
+response, sent to a worker, run in its own process, and its output compared.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hacrl_core.verification import close_pool
+from hacrl_core.verification.pool import Group, Limits, shared_pool
+
+VERIFIER = """
+import json
+from hacrl_core.verification.code import judge_program, read_tests
+from hacrl_core.verification.jail.client import ProgramLimits
+
+def judge(response, gold):
+    row = json.loads(gold)
+    tests = json.loads(row["answer"])["tests"] if "answer" in row else row["tests"]
+    return judge_program(response, read_tests(tests), ProgramLimits()).share
+"""
+
+
+def program(number: int, form: str) -> tuple[str, list[object]]:
+    """Return a small program, no two alike, and its test."""
+    if form == "script":
+        source = f"n = int(input())\nprint(sum(i * i for i in range(n)) + {number})"
+        return source, [{"input": "50\n", "output": str(40425 + number)}]
+    source = f"def f(n):\n    return sum(i * i for i in range(n)) + {number}"
+    return source, [{"call": "f", "args": [n], "expected": sum(i * i for i in range(n)) + number} for n in (5, 50)]
+
+
+def sandboxed(count: int, form: str, workers: int) -> float:
+    """Return programs per second through the pool; every one has to pass."""
+    empty = {"id": "", "messages": [], "source": "", "tags": {}, "columns": {}}
+    groups = []
+    for number in range(count):
+        source, tests = program(number, form)
+        row = json.dumps({**empty, "answer": json.dumps({"tests": tests})})
+        groups.append(Group([number], [(row, source)], "bench_sandbox_judge:judge", {}))
+    rewards: dict[int, float] = {}
+    limits = Limits(cpu_seconds=60, wall_seconds=600, memory_mb=1024, workers=workers)
+    with shared_pool() as pool:
+        pool.run(groups[: 2 * workers], limits, "", lambda key, result: None)
+        started = time.perf_counter()
+        pool.run(groups, limits, "", lambda key, result: rewards.__setitem__(key, result["reward"]))
+        seconds = time.perf_counter() - started
+    assert len(rewards) == count
+    assert set(rewards.values()) == {1.0}, "a program did not pass"
+    return count / seconds
+
+
+def plain(count: int, workers: int) -> float:
+    """Return programs per second with ``subprocess.run([python, "-c", …])``."""
+
+    def run(number: int) -> bool:
+        source, _ = program(number, "script")
+        done = subprocess.run([sys.executable, "-c", source], input="50\n", capture_output=True, text=True, check=True)
+        return done.stdout == f"{40425 + number}\n"
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(workers) as pool:
+        assert all(pool.map(run, range(count)))
+    return count / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Print medians of rounds in which all three take turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=600, help="programs per round in the sandbox")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    measured: dict[str, list[float]] = {"script": [], "function": [], "plain": []}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "bench_sandbox_judge.py").write_text(VERIFIER)
+        sys.path.insert(0, folder)
+        for _ in range(arguments.rounds):
+            for form in ("script", "function"):
+                measured[form].append(sandboxed(arguments.programs, form, arguments.workers))
+            measured["plain"].append(plain(max(4, arguments.programs // 8), arguments.workers))
+        close_pool()
+    medians = {name: statistics.median(values) for name, values in measured.items()}
+    for name, title in (
+        ("script", "sandbox, standard input and output"),
+        ("function", "sandbox, two calls of a function"),
+        ("plain", "plain subprocess.run, no limits, no sandbox"),
+    ):
+        low, high = min(measured[name]), max(measured[name])
+        ratio = medians[name] / medians["plain"]
+        print(f"{title:44} {medians[name]:7.0f} per second ({low:.0f} to {high:.0f}), {ratio:.1f} ×")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""``hacrl doctor --smoke``: a self-test of this machine in about two minutes that writes one JSON file.
+
+It is the first thing to run on a machine with GPUs. Every part compares something with a reference of its own; a part
+that the machine cannot run is skipped, and the file says why.
+"""
+
+import json
+import platform
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from flows.doctor import smoke_parts as parts
+from flows.doctor.smoke_parts import Skipped
+
+PACKAGES = ("hacrl", "torch", "transformers", "triton", "peft")
+
+
+def run_smoke(console: Console, out: Path, device: str = "auto") -> int:
+    """Run every part, print a line for each, write the file; return 1 if a part failed."""
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    report: dict[str, Any] = {"format": 1, "time": time.time(), "device": str(where), "machine": machine()}
+    report["parts"] = {}
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    marks = {"ok": "[green]ok[/green]", "failed": "[red]failed[/red]", "skipped": "[yellow]skipped[/yellow]"}
+    with tempfile.TemporaryDirectory(prefix="hacrl-smoke-") as folder:
+        for name, part in PARTS.items():
+            found = _run(part, where, Path(folder))
+            report["parts"][name] = found
+            detail = found.get("why") or ", ".join(f"{key} {value}" for key, value in found["found"].items())
+            table.add_row(marks[found["state"]], name, detail, f"{found['seconds']:.1f} s")
+    console.print(table)
+    states = [found["state"] for found in report["parts"].values()]
+    report["state"] = "failed" if "failed" in states else "ok"
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    console.print(f"{out}: {states.count('ok')} ok, {states.count('skipped')} skipped, {states.count('failed')} failed")
+    return int(report["state"] == "failed")
+
+
+PARTS: dict[str, Callable[[torch.device, Path], dict[str, Any]]] = {
+    "kernel against reference": parts.kernel,
+    "score and update agree": parts.agreement,
+    "ranks against one process": parts.ranks,
+    "memory against estimate": parts.memory,
+    "vLLM swap": parts.vllm,
+}
+
+
+def _run(part: Callable[[torch.device, Path], dict[str, Any]], device: torch.device, folder: Path) -> dict[str, Any]:
+    begun = time.perf_counter()
+    found: dict[str, Any] = {"state": "ok", "found": {}}
+    try:
+        found["found"] = part(device, folder)
+    except Skipped as reason:
+        found |= {"state": "skipped", "why": str(reason)}
+    except parts.Wrong as problem:
+        found |= {"state": "failed", "why": str(problem), "found": problem.found}
+    except Exception as problem:  # whatever it is, the other parts and the file are worth having
+        first = str(problem).strip().splitlines()[:1]
+        why = f"{type(problem).__name__}: {''.join(first)}"
+        found |= {"state": "failed", "why": why, "traceback": traceback.format_exc()}
+    found["seconds"] = round(time.perf_counter() - begun, 2)
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, GPUs, versions."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    gpus = []
+    for number in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(number)
+        gpus.append(
+            {"name": found.name, "bytes": found.total_memory, "capability": f"{found.major}.{found.minor}"}
+        )  # fmt: skip
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+    }

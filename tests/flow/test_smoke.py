@@ -1,0 +1,89 @@
+"""hacrl doctor --smoke: healthy here, and a planted fault in each part is found."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flows.cli import app
+from flows.doctor import smoke, smoke_parts
+from flows.doctor.smoke_parts import Skipped, Wrong
+from hacrl_core.errors import EngineError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def test_the_file_has_every_part_and_says_why_one_was_skipped(tmp_path, monkeypatch):
+    def missing(configured):
+        raise EngineError("not built")
+
+    monkeypatch.setattr("hacrl_core.generation.vllm.process.find_python", missing)
+    monkeypatch.setitem(smoke.PARTS, "ranks against one process", lambda device, folder: {"ranks": 2})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "smoke.json"
+    done = CliRunner().invoke(app, ["doctor", "--smoke", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    assert found["state"] == "ok"
+    assert set(found["parts"]) == set(smoke.PARTS)
+    states = {name: part["state"] for name, part in found["parts"].items()}
+    assert states["kernel against reference"] == states["score and update agree"] == "ok"
+    assert "make vllm" in found["parts"]["vLLM swap"]["why"]
+    assert "make bench-memory" in found["parts"]["memory against estimate"]["why"]
+    assert found["machine"]["packages"]["torch"] == torch.__version__
+    assert found["parts"]["kernel against reference"]["found"]["gradient_off"] < 1e-6
+
+
+def test_a_wrong_kernel_is_found(tmp_path, monkeypatch):
+    right = smoke_parts.negative_gradient_
+
+    def wrong(logits_RV, targets_R, **options):
+        found = right(logits_RV, targets_R, **options)
+        logits_RV[3, 5] += 1e-3
+        return found
+
+    monkeypatch.setattr(smoke_parts, "negative_gradient_", wrong)
+    with pytest.raises(Wrong, match=r"off by 0\.001"):
+        smoke_parts.kernel(CPU, tmp_path)
+
+
+def test_a_score_of_another_policy_is_found(tmp_path, monkeypatch):
+    right = smoke_parts.score_sequences
+    monkeypatch.setattr(
+        smoke_parts, "score_sequences", lambda *a, **options: right(*a, **options, temperature=1.01)
+    )  # fmt: skip
+    with pytest.raises(Wrong, match="score and update differ"):
+        smoke_parts.agreement(CPU, tmp_path)
+
+
+def test_a_part_that_breaks_leaves_the_others_and_exit_code_1(tmp_path, monkeypatch):
+    def breaks(device, folder):
+        raise RuntimeError("CUDA error: no kernel image\nmore lines")
+
+    def skips(device, folder):
+        raise Skipped("not here")
+
+    monkeypatch.setattr(smoke, "PARTS", {"one": breaks, "two": lambda device, folder: {"x": 1}, "three": skips})
+    assert smoke.run_smoke(Console(quiet=True), tmp_path / "out.json", "cpu") == 1
+    parts = json.loads((tmp_path / "out.json").read_text())["parts"]
+    assert parts["one"]["why"] == "RuntimeError: CUDA error: no kernel image"
+    assert [part["state"] for part in parts.values()] == ["failed", "ok", "skipped"]
+
+
+@pytest.mark.slow
+def test_two_gloo_ranks_agree_with_one_process_and_a_wrong_one_is_found(tmp_path, monkeypatch):
+    found = smoke_parts.ranks(CPU, tmp_path)
+    assert found["ranks"] == 2
+    assert found["loss_off"] < 1e-6
+    # One process that learns from one sequence less: the ranks no longer agree with it.
+    right = smoke_parts.Trainer.step
+    monkeypatch.setattr(smoke_parts.Trainer, "step", lambda self, rows, objective: right(self, rows[:-1], objective))
+    with pytest.raises(Wrong, match="2 ranks are off"):
+        smoke_parts.ranks(CPU, tmp_path)
