@@ -104,11 +104,11 @@ class ShardedTrainer:
 
         Gradients stay enabled, because without them torch may choose another kernel.
         """
-        hand, batches = self._own_batches(sequences)
+        hand, batches, idle = self._own_batches(sequences)
         with out_of_memory_explained(self.agent.checkpoint, f"training on {self._rank.device}", _REMEDY):
             found = [self._pass(batch, None).logprobs_R.detach() for batch in batches]
-            for idle in self._idle(sequences, len(batches)):
-                self._pass(idle, None)
+            for batch in idle:
+                self._pass(batch, None)
         self.agent.policy.reshard()  # type: ignore[operator]
         return all_rows(self._rank, hand, by_sequence(batches, found, len(sequences)))
 
@@ -180,20 +180,24 @@ class ShardedTrainer:
     def _accumulate(self, sequences: Sequence[TrainSequence], objective: Objective, *, add: bool = False) -> _Share:
         """Add the gradient of the minibatch to the slices, and return what all ranks together found."""
         agent = self.agent
-        _, batches = self._own_batches(sequences)
+        _, batches, idle = self._own_batches(sequences)
         if not add:
             self._forget_gradient()
         with out_of_memory_explained(agent.checkpoint, f"training on {self._rank.device}", _REMEDY):
             outcomes = [self._pass(batch, objective) for batch in batches]
-            for idle in self._idle(sequences, len(batches)):
-                self._pass(idle, _no_loss)
+            for batch in idle:
+                self._pass(batch, _no_loss)
         agent.policy.reshard()  # type: ignore[operator]
         if isinstance(objective, Settles):
             objective.settle()
         return _together(self._rank.gather(self._share(batches, outcomes)), len(sequences))
 
-    def _own_batches(self, sequences: Sequence[TrainSequence]) -> tuple[Ints, list[Microbatch]]:
-        """Return the rows of the minibatch that are this rank's, and their microbatches."""
+    def _own_batches(self, sequences: Sequence[TrainSequence]) -> tuple[Ints, list[Microbatch], list[Microbatch]]:
+        """Return the rows of the minibatch that are this rank's, their microbatches, and what to run after those.
+
+        FSDP2 gathers weights in every microbatch, and a rank that left one out would keep the others waiting. So all
+        ranks agree on the number beforehand, and one that has fewer runs the shortest row for the rest, for nothing.
+        """
         agent = self.agent
         check_sequences(sequences, vocabulary=agent.vocabulary, context_length=agent.context_length)
         hand = deal(sequences, self._rank.count, whole_prompts=agent.shares_prefixes)[self._rank.index]
@@ -203,18 +207,10 @@ class ShardedTrainer:
             agent.pad_token_id,
             share_prefixes=agent.shares_prefixes,
         )
-        return hand, [replace(batch, rows_B=hand[batch.rows_B]) for batch in batches]
-
-    def _idle(self, sequences: Sequence[TrainSequence], busy: int) -> list[Microbatch]:
-        """Return what a rank runs that has only so many microbatches, until the last one is done: the shortest row.
-
-        FSDP2 gathers weights in every microbatch, and a rank that left one out would keep the others waiting.
-        """
-        rounds = max(self._rank.gather(busy))
-        if rounds == busy:
-            return []
-        shortest = min(sequences, key=lambda s: len(s.prompt_token_ids) + len(s.response_token_ids))
-        return microbatches([shortest], 1, self.agent.pad_token_id) * (rounds - busy)
+        batches = [replace(batch, rows_B=hand[batch.rows_B]) for batch in batches]
+        missing = max(self._rank.gather(len(batches))) - len(batches)
+        shortest = sorted(sequences, key=lambda s: len(s.prompt_token_ids) + len(s.response_token_ids))[:1]
+        return hand, batches, microbatches(shortest, 1, agent.pad_token_id) * missing
 
     def _pass(self, batch: Microbatch, objective: Objective | None) -> Outcome:
         """Run one microbatch forward and, with an objective and where gradients are enabled, backward."""
