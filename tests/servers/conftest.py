@@ -35,13 +35,20 @@ def free_port() -> int:
 
 
 def fetch(url, data=None, **headers):
-    """Status, headers and text of an answer, whatever the status."""
+    """Status, headers and text of an answer, whatever the status.
+
+    Prefect answers 503 while its database is busy, and means "later", as its own client understands it.
+    """
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **headers})
-    try:
-        with urllib.request.urlopen(request, timeout=patience(20)) as answer:
-            return answer.status, dict(answer.headers), answer.read().decode()
-    except urllib.error.HTTPError as problem:
-        return problem.code, dict(problem.headers), problem.read().decode()
+    deadline = time.monotonic() + patience(60)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=patience(20)) as answer:
+                return answer.status, dict(answer.headers), answer.read().decode()
+        except urllib.error.HTTPError as problem:
+            if problem.code != 503 or time.monotonic() > deadline:
+                return problem.code, dict(problem.headers), problem.read().decode()
+        time.sleep(1.0)
 
 
 def wait_for(condition, seconds, what):
