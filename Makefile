@@ -64,17 +64,21 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks and not bucket"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket"
 
 test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
 	@$(BIN)/pytest tests/ranks
 
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
+
+.PHONY: test-bucket
+test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
+	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
 NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --

@@ -14,7 +14,7 @@ from flows.agents.find import version_files
 from flows.home import Home as HomeFolder
 from flows.record.history import History, last, read_history, state_of
 from flows.record.record import campaign_folders, find_campaign
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 from hacrl_core.contracts.tables import NEWEST, SCHEMAS, TableSchema, read_table
 from hacrl_core.errors import ConfigError
 
@@ -63,7 +63,7 @@ class Home:
 
     def __getitem__(self, name: str) -> "Campaign":
         path = find_campaign(self.folder, name)
-        return Campaign(path, read_history(Store(self.folder.store), path))
+        return Campaign(path, read_history(open_store(self.folder.store), path))
 
     def __repr__(self) -> str:
         names = ", ".join(path.name for path in campaign_folders(self.folder)) or "none"

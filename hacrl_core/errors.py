@@ -21,6 +21,10 @@ class ArtifactError(HacrlError):
     """An artifact in the store is missing, damaged or from a newer version."""
 
 
+class BucketError(HacrlError):
+    """A bucket does not answer, or answers with an error that may pass."""
+
+
 class NewerArtifactError(ArtifactError):
     """An artifact that only a newer version of hacrl can read. It is intact: never set aside, never overwritten."""
 

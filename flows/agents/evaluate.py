@@ -34,7 +34,8 @@ from flows.run.executors import InProcessExecutor
 from flows.run.placement import Placement
 from flows.run.runner import InlineRunner
 from flows.run.session import open_session
-from hacrl_core.artifacts import ArtifactRef, Store
+from flows.store.bucket import uploading
+from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import resolve_verifier, verifier_source
@@ -62,12 +63,12 @@ def evaluate_agent(
 ) -> tuple[str, list[Evaluation]]:
     """Return the agent's full name and one result per benchmark; everything is checked before anything runs."""
     listener = _EvaluationListener(console)
-    store = Store(home.store, on_problem=listener.warn)
+    store = open_store(home.store, on_problem=listener.warn)
     subject = find_agent(store, home, agent)
     chosen = [change_benchmark(found, changes) for found in find_benchmarks(subject, benchmarks)]
     calls = [_evaluate_call(subject, benchmark, changes) for benchmark in chosen]
     results = []
-    with _inline_session(store, listener, subject) as runner:
+    with uploading(store, listener.warn, home), _inline_session(store, listener, subject) as runner:
         version: ArtifactRef | Handle
         if isinstance(subject.version, StageCall):
             version = runner.submit(subject.version)

@@ -17,7 +17,7 @@ import jinja2
 from flows.agents.find import find_agent
 from flows.home import Home
 from flows.record.history import History, read_history
-from hacrl_core.artifacts import ArtifactRef, Store
+from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ConfigError
 
@@ -36,7 +36,7 @@ class Exported:
 
 def export_agent(home: Home, name: str, folder: Path) -> Exported:
     """Export an agent into a folder that is new or empty. It is moved there when it is complete."""
-    store, folder = Store(home.store), folder.expanduser().absolute()
+    store, folder = open_store(home.store), folder.expanduser().absolute()
     subject = find_agent(store, home, name)
     if not isinstance(subject.version, ArtifactRef):
         raise ConfigError(

@@ -131,7 +131,7 @@ def _find_version(history: History, agent: str, wanted: str) -> tuple[int, Entry
         raise ConfigError(f"agent {name}: has no version yet; start its campaign with hacrl run")
     number = _version_number(history, agent, wanted)
     version, store = versions[number], history.store
-    if store.is_collected(version.stage, version.key):
+    if not store.fetch(version.stage, version.key) and store.is_collected(version.stage, version.key):
         available = [str(n) for n, v in enumerate(versions) if not store.is_collected(v.stage, v.key)]
         raise ConfigError(
             f"agent {name}@{number}: its files were collected by a keep policy; versions with files: "

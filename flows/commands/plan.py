@@ -51,13 +51,13 @@ def plan(
     from flows.plan.plan import default_cluster, make_plan, parse_cluster
     from flows.plan.rates import dump_rates, load_rates
     from flows.record.history import read_history
-    from hacrl_core.artifacts import Store
+    from hacrl_core.artifacts import open_store
 
     console, campaign, table = Console(), load_config(config, CampaignConfig, set_ or ()), load_rates(rates)
     place = parse_cluster(cluster or default_cluster(campaign), table)
     if calibrate is not None:
         where = Home.find(home)
-        history = read_history(Store(where.store), where.campaign(calibrate))
+        history = read_history(open_store(where.store), where.campaign(calibrate))
         table = calibrated(table, history, workload_of(history.config, place.device, place.gpus))
     if show_rates:
         typer.echo(dump_rates(table))

@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Look after the store: what is in it, whether it is intact, what may go.",
 )
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+VersionsOption = Annotated[bool, typer.Option("--versions", help="Also the weights of all versions.")]
 VersionArgument = Annotated[str, typer.Argument(help="campaign/agent@version, e.g. demo/ada@12.")]
 
 
@@ -40,11 +41,55 @@ def ls(
 
 @app.command("du")
 @one_line_errors
-def du(json: JsonOption = False, home: HomeOption = None) -> None:
-    """Show how much disk space each campaign takes, and how much of it no other campaign shares."""
-    from flows.store.inspect import show_du
+def du(
+    json: JsonOption = False,
+    price: Annotated[float, typer.Option(help="Of the bucket: dollars per GB and month.", min=0)] = 0.023,
+    home: HomeOption = None,
+) -> None:
+    """Show how much disk space each campaign takes, and how much of it no other campaign shares.
 
-    show_du(Console(), Home.find(home), json)
+    Of a home with a bucket, also how much is in the bucket and what that costs.
+    """
+    from flows.store.bucket import show_bucket_size
+    from flows.store.inspect import show_du
+    from hacrl_core.artifacts import open_store
+
+    found = Home.find(home)
+    show_du(Console(), found, json)
+    if not json:
+        show_bucket_size(Console(), open_store(found.store), price)
+
+
+@app.command("push")
+@one_line_errors
+def push(home: HomeOption = None) -> None:
+    """Upload every artifact that is not in the bucket yet. Exit code 1 if the bucket does not answer."""
+    from flows.store import bucket
+
+    raise typer.Exit(bucket.push(Console(), Home.find(home)))
+
+
+@app.command("pull")
+@one_line_errors
+def pull(
+    stage: Annotated[str | None, typer.Option(help="Only this stage's artifacts, e.g. evaluate.")] = None,
+    versions: VersionsOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Learn every artifact in the bucket, and download the files of tables; of versions only with --versions."""
+    from flows.store import bucket
+
+    raise typer.Exit(bucket.pull(Console(), Home.find(home), stage, versions=versions))
+
+
+@app.command("sync")
+@one_line_errors
+def sync(versions: VersionsOption = False, home: HomeOption = None) -> None:
+    """Push, then pull: afterwards this home and the bucket know the same artifacts."""
+    from flows.store import bucket
+
+    found = Home.find(home)
+    raise typer.Exit(bucket.push(Console(), found) or bucket.pull(Console(), found, None, versions=versions))
 
 
 @app.command("verify")
@@ -53,9 +98,15 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Set damaged artifacts aside; running a campaign again recomputes them.")
     ] = False,
+    bucket: Annotated[bool, typer.Option("--bucket", help="Check the bucket instead of this home.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of a bucket: compare sizes, and hash nothing.")] = False,
     home: HomeOption = None,
 ) -> None:
     """Check every artifact against its manifest, hashing every byte. Exit code 1 if anything is damaged."""
+    if bucket:
+        from flows.store.bucket_care import verify_bucket
+
+        raise typer.Exit(verify_bucket(Console(), Home.find(home), repair=repair, quick=quick))
     from flows.store.inspect import verify_store
 
     raise typer.Exit(verify_store(Console(), Home.find(home), repair))
@@ -75,7 +126,13 @@ def gc(
         bool, typer.Option("--keep-best", help="Keep the version that @best means: best on the campaign's benchmarks.")
     ] = False,
     keep_every: Annotated[int | None, typer.Option(min=1, help="Keep one version every this many iterations.")] = None,
-    grace: Annotated[str, typer.Option(help="Keep what was made or used within this time: 90s, 30m, 1h, 7d.")] = "1h",
+    grace: Annotated[
+        str | None,
+        typer.Option(help="Keep what was made or used within this time: 90s, 30m, 1h, 7d. Default: 1h, a bucket 7d."),
+    ] = None,
+    bucket: Annotated[
+        bool, typer.Option("--bucket", help="Of the bucket: what no home that uses it needs. Nothing of this home.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Delete what no campaign needs: files of old versions, by the keep policy, and artifacts that no record names.
@@ -84,11 +141,16 @@ def gc(
     says here. First, last and pinned versions always stay, and so does everything of a campaign that is running. Of a
     version only the files go: the campaign still counts as complete and is not run again.
     """
+    if bucket:
+        from flows.store.bucket_care import collect_bucket_garbage
+
+        collect_bucket_garbage(Console(), Home.find(home), _seconds(grace or "7d"), really=yes)
+        return
     from flows.store.gc import collect_garbage
 
     given = keep_last is not None or keep_best or keep_every is not None
     policy = KeepConfig(last=keep_last or 1, best=keep_best, every=keep_every) if given else None
-    collect_garbage(Console(), Home.find(home), policy, campaign, _seconds(grace), really=yes)
+    collect_garbage(Console(), Home.find(home), policy, campaign, _seconds(grace or "1h"), really=yes)
 
 
 @app.command("pin")

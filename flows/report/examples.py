@@ -66,7 +66,9 @@ def examples(history: History, most: int = 6) -> tuple[int | None, list[Example]
 
 def _chosen(history: History, entries: dict[Any, Entry], agents: list[str], iteration: int, most: int) -> list[Example]:
     groups = responses_of(history.store, entries, agents, iteration, agents)
-    folder = history.store.folder("sample", entries["sample", "", iteration].key)
+    key = entries["sample", "", iteration].key
+    history.store.fetch("sample", key)
+    folder = history.store.folder("sample", key)
     prompts = read_table(folder / "prompts.parquet", PROMPTS).to_pylist()
     found = [_example(history, prompt, groups.get(prompt["prompt_id"], []), agents) for prompt in prompts]
     # Prompts on which agents differ most come first; each kind in turn, so that every kind is shown.

@@ -18,7 +18,7 @@ from flows.report.charts import draw, draw_sections, small_curve
 from flows.report.examples import examples
 from flows.report.panels import Panel, sections
 from flows.views.text import clock, percent, short, signed
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 
 PAGE = "report.html"
 # Rows of the lineage; versions with an evaluation take precedence.
@@ -62,7 +62,7 @@ class Version:
 def write_report(home: Home, name: str | None, out: Path | None, *, pictures: bool = True) -> list[Path]:
     """Write the page and the PNGs and return their paths. A running campaign's report shows what is finished."""
     folder = find_campaign(home, name)
-    history = read_history(Store(home.store), folder)
+    history = read_history(open_store(home.store), folder)
     place = out or folder / "report"
     place.mkdir(parents=True, exist_ok=True)
     page = place / PAGE

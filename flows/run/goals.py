@@ -17,7 +17,7 @@ from flows.home import Home
 from flows.record.record import read_entries
 from flows.run.runner import CacheMiss, Done
 from flows.stage_calls import StageCalls
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall
@@ -55,7 +55,7 @@ def complete_iterations(config: CampaignConfig, home: Home) -> int:
     updates = [entry for entry in read_entries(home.campaign(config.name)) if entry.stage == "update"]
     last = max((entry.iteration for entry in updates if entry.iteration is not None), default=-1)
     recorded = config.model_copy(update={"iterations": last + 1})
-    count = _Count(Store(home.store))
+    count = _Count(open_store(home.store))
     with suppress(CacheMiss):
         run_campaign(recorded, StageCalls(recorded), count)
     return count.done

@@ -25,12 +25,14 @@ from flows.run.session import run_in_session
 from flows.run.signals import raise_on_signals
 from flows.scheduling.api import forget_events, prefect_api
 from flows.stage_calls import StageCalls
+from flows.store.bucket import uploading
 from flows.store.gc import collector
 from flows.tracking.feed import Tracker
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from flows.views.live import Display
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
+from hacrl_core.artifacts.opening import use_bucket
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError, HacrlError, StageError
 from stages.runner import remove_leftovers
@@ -95,11 +97,13 @@ def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
 def open_campaign(config: CampaignConfig, home: Home, console: Console) -> Iterator[OpenCampaign]:
     """Open a campaign's files for a run, and remove what killed processes left in the store."""
     calls = StageCalls(config)
+    use_bucket(home.store, config.store)
     with Record(home.campaign(config.name), config) as record, closing(Logbook(record.folder)) as log:
         display = Display(console, config, log.write_warning)
-        store = Store(home.store, on_problem=display.warn)
+        store = open_store(home.store, on_problem=display.warn)
         remove_leftovers(store)
-        yield OpenCampaign(config, home, store, calls, record, display, log)
+        with uploading(store, display.warn, home):
+            yield OpenCampaign(config, home, store, calls, record, display, log)
 
 
 def replay(campaign: OpenCampaign) -> bool:

@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 from flows.record.record import Record
@@ -203,17 +204,23 @@ class StageRunner(ABC):
     def _restore_inputs(self, call: StageCall) -> dict[str, ArtifactRef]:
         """Run again what made the inputs that are gone, and before it what made *its* inputs, as far back as needed."""
         makers: dict[str, tuple[StageCall, str]] = {}
+        # A stage runs after those that make its own inputs.
+        order: TopologicalSorter[str] = TopologicalSorter()
         waiting = [call]
         while waiting:  # a loop and no recursion: a chain of versions may be thousands long
-            for item in waiting.pop().inputs.values():
+            user = waiting.pop()
+            for item in user.inputs.values():
                 if isinstance(item, ArtifactRef):
                     continue
                 ref = item.outcome().ref
-                if not self.store.is_whole(ref) and item.call.label not in makers:
+                if item.call.label not in makers and not self.store.is_whole(ref):
                     makers[item.call.label] = (item.call, ref.digest)
                     waiting.append(item.call)
+                if item.call.label in makers:
+                    order.add(user.label, item.call.label)
         made: dict[str, ArtifactRef] = {}
-        for label, (maker, digest_before) in reversed(makers.items()):
+        for label in (found for found in order.static_order() if found in makers):
+            maker, digest_before = makers[label]
             again = replace(maker.bound(), restore=True)
             self.listener.stage_started(again, ["its files are needed again"])
             ref = made[label] = self._executor.run(again, self.listener).ref

@@ -20,7 +20,7 @@ from flows.run.events import Listener
 from flows.run.line import Line, urgency_of
 from flows.run.placement import Placement, Turn
 from flows.run.signals import die_with_parent, wake_main_thread
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
@@ -269,7 +269,7 @@ def _serve(
     from hacrl_core.warm import WarmModels
 
     warm = WarmModels(own_code=place.own_code)
-    store = Store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
+    store = open_store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
     context = Context(
         progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
         warn=lambda message: pipe.send(("warn", message)),

@@ -22,7 +22,7 @@ from flows.record.record import Entry, Record, is_running, read_campaign
 from flows.store.pins import read_pins
 from flows.store.survey import read_versions, recorded_campaigns, running_sweeps, survey, survey_campaign
 from flows.views.text import size_text
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.disk import is_disk_full
 from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
 from hacrl_core.artifacts.manifests import MANIFEST
@@ -63,7 +63,7 @@ def collect_garbage(
     if campaign is not None:
         # Refuses a name that does not exist.
         read_campaign(home.campaign(campaign))
-    store = Store(home.store)
+    store = open_store(home.store)
     if not really:
         candidates = plan(home, store, policy, campaign, grace)
         _show(console, candidates)

@@ -17,7 +17,7 @@ from rich.text import Text
 from flows.home import Home
 from flows.store.survey import recorded_campaigns, survey, survey_campaign
 from flows.views.text import age, size_text
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.removal import last_used, size_of
 from hacrl_core.artifacts.store import COLLECTED
 from hacrl_core.errors import ArtifactError, ConfigError, NewerArtifactError
@@ -69,7 +69,7 @@ def show_ls(
     console: Console, home: Home, campaign: str | None, agent: str | None, stage: str | None, as_json: bool
 ) -> None:
     """Print the groups of artifacts, filtered by campaign, agent and stage."""
-    store = Store(home.store)
+    store = open_store(home.store)
     known = {folder.relative_to(home.campaigns).as_posix() for folder in recorded_campaigns(home)}
     if campaign is not None and campaign not in known:
         names = ", ".join(sorted(known)) or "none yet"
@@ -98,7 +98,7 @@ def show_ls(
 
 def show_versions(console: Console, home: Home, campaign: str | None, as_json: bool) -> None:
     """Print every agent's versions: which have files, and whether the policy keeps them."""
-    store = Store(home.store)
+    store = open_store(home.store)
     facts = []
     table = _table(("version", "accuracy", "size", "files"), right={1, 2})
     for folder in recorded_campaigns(home):
@@ -140,7 +140,7 @@ def _version_state(pinned: bool, kept: bool, has_files: bool) -> str:
 
 def show_du(console: Console, home: Home, as_json: bool) -> None:
     """Print each campaign's size: of all that it names, and of what only it names (what deleting it would free)."""
-    sizes = list(_sizes(home, Store(home.store)))
+    sizes = list(_sizes(home, open_store(home.store)))
     if as_json:
         console.print_json(json.dumps([{"what": what, "bytes": size, "alone": alone} for what, size, alone in sizes]))
         return
@@ -223,7 +223,7 @@ def verify_store(console: Console, home: Home, repair: bool) -> int:
 
     Return the exit code: 1 if something is damaged, even if it was set aside just now.
     """
-    store = Store(home.store)
+    store = open_store(home.store)
     folders = sorted(path for path in (store.root / "objects").glob("*/*") if path.is_dir())
     with _progress(console, sum(_bytes(store, folder) for folder in folders)) as advance, _threads() as threads:
         findings = []
@@ -250,7 +250,7 @@ def verify_store(console: Console, home: Home, repair: bool) -> int:
 
 def _set_aside(home: Home, finding: Finding) -> None:
     """Check again under the key's lock: a running campaign may have collected or recomputed it since."""
-    store = Store(home.store)
+    store = open_store(home.store)
     folder = store.folder(finding.stage, finding.key)
     with store.lock(finding.key):
         again = check(store, folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.home import Home
 from flows.record.record import read_campaign, read_entries, versions_of
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 from hacrl_core.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def read_pins(folder: Path) -> list[Pin]:
 def pin(home: Home, name: str) -> str:
     """Pin the version ``campaign/agent@number``; return a line for the user."""
     folder, found = _find(home, name)
-    if Store(home.store).is_collected(found.stage, found.key):
+    if open_store(home.store).is_collected(found.stage, found.key):
         raise ConfigError(f"{name}: its files have already been collected; there is nothing to pin")
     others = [p for p in read_pins(folder) if p.key != found.key]
     _write(folder, [*others, found])
@@ -62,7 +62,7 @@ def _find(home: Home, name: str) -> tuple[Path, Pin]:
     config = read_campaign(folder)
     if agent not in config.agents:
         raise ConfigError(f"agent {agent}: not in campaign {folder.name}; its agents are {', '.join(config.agents)}")
-    versions = versions_of(Store(home.store), read_entries(folder), agent, config)
+    versions = versions_of(open_store(home.store), read_entries(folder), agent, config)
     if version >= len(versions):
         raise ConfigError(f"{name}: no such version; {folder.name}/{agent} has 0 to {len(versions) - 1}")
     return folder, Pin(agent, version, versions[version].stage, versions[version].key)

@@ -150,6 +150,12 @@ def survey(home: Home, store: Store, override: KeepConfig | None = None, only: s
     return Survey(campaigns, needed, known - needed, whole)
 
 
+def survey_evaluations(home: Home) -> tuple[set[str], set[str]]:
+    """Return the keys of ``hacrl eval``'s results, and of the checkpoints that were imported for them."""
+    results, adopted, _ = _evaluations(home)
+    return results, adopted
+
+
 def _evaluations(home: Home) -> tuple[set[str], set[str], int]:
     """Return the keys of ``hacrl eval``'s results and of the checkpoints imported for them; no campaign records these.
 

@@ -23,7 +23,7 @@ from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
 from flows.store.gc import collector
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.sweep import Cell
@@ -55,7 +55,7 @@ class Job:
     def perform(self, store: Store, context: Context) -> "Tally":
         """Run in a worker process. The store is new for each job: its memory of artifacts must not grow for hours."""
         begun = time.perf_counter()
-        tally = run_job(self, Store(store.root, on_problem=context.warn), context)
+        tally = run_job(self, open_store(store.root, on_problem=context.warn), context)
         return replace(tally, seconds=time.perf_counter() - begun)
 
 
@@ -135,7 +135,7 @@ def finished_entries(job: Job, store_root: Path) -> list[Entry] | None:
 
 def fingerprint(config: CampaignConfig, sources: Mapping[str, Any]) -> dict[str, object]:
     """Return what decides whether a finished cell is still the cell: settings, data and stage versions."""
-    settings = config.model_dump(mode="json", exclude={"name", "runtime", "tracking"})
+    settings = config.model_dump(mode="json", exclude={"name", "runtime", "store", "tracking"})
     return {
         "settings": digest_of(settings),
         "sources": digest_of(dict(sources)),

@@ -21,13 +21,15 @@ from flows.run.events import Listener
 from flows.run.placement import Placement
 from flows.run.worker import Stopped, Worker
 from flows.scheduling.api import prefect_api
+from flows.store.bucket import uploading
 from flows.sweep.cells import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweep.plan import Plan, make_plan
 from flows.sweep.report import SweepReport, make_report, write_report
 from flows.tracking.sweep import SweepTracker
 from flows.views.text import clock
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 from hacrl_core.artifacts.locks import holder, try_exclusive
+from hacrl_core.artifacts.opening import use_bucket
 from hacrl_core.config.sweep import Cell, Sweep
 from hacrl_core.errors import ConfigError, HacrlError, ProcessDiedError
 
@@ -62,8 +64,9 @@ def sweep_folder(sweep: Sweep, home: Home) -> Path:
 
 def plan_sweep(sweep: Sweep, home: Home) -> tuple[Plan, list[Cell]]:
     """Return the plan, and the cells that are not finished."""
+    use_bucket(home.store, sweep.cells[0].config.store)
     open_ = [c for c in sweep.cells if finished_entries(_job(c, home), home.store) is None]
-    return make_plan(Store(home.store), open_, finished=len(sweep.cells) - len(open_)), open_
+    return make_plan(open_store(home.store), open_, finished=len(sweep.cells) - len(open_)), open_
 
 
 def run_sweep(
@@ -74,13 +77,15 @@ def run_sweep(
         plan, todo = plan_sweep(sweep, home)
         show_plan(console, sweep, plan)
         outcome = Outcome(plan)
-        Store(home.store).remove_stale_staging()
+        store = open_store(home.store, lambda message: warn(console, message))
+        store.remove_stale_staging()
         for cell in sweep.cells:
             if cell not in todo:
                 tracker.replay(cell)
         if todo:
             pool = pool or Pool(sweep.config.concurrency, home.store)
-            _run(sweep, home, console, todo, outcome, tracker, execute or execute_with_prefect, pool)
+            with uploading(store, lambda message: warn(console, message), home):
+                _run(sweep, home, console, todo, outcome, tracker, execute or execute_with_prefect, pool)
         outcome.report = make_report(sweep, home.root)
         files = write_report(outcome.report, sweep_folder(sweep, home))
         tracker.summarise(outcome.report.metrics(), files, outcome.report.finished_at)

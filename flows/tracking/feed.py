@@ -19,7 +19,7 @@ from flows.home import Home
 from flows.record.history import read_history
 from flows.record.record import Entry, campaign_folders, is_running, read_campaign
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -179,7 +179,7 @@ def sync_campaigns(console: Console, home: Home, name: str | None) -> int:
 def _sync(home: Home, name: str) -> str:
     folder = home.campaign(name)
     config = read_campaign(folder)
-    store = Store(home.store)
+    store = open_store(home.store)
     if not config.tracking.enabled:
         return f"{name}: tracking is off in its config; nothing to do"
     history = read_history(store, folder)

@@ -16,7 +16,7 @@ from flows.tracking.projection import (
     quiet_environment,
     tracking_uri,
 )
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import open_store
 from hacrl_core.config.sweep import Cell, Sweep
 
 # A stopped sweep waits this long for MLflow to note it.
@@ -86,7 +86,7 @@ class SweepTracker:
             return
         self._open()
         uri = tracking_uri(cell.config, self._home)
-        projection = Projection(cell.config, Store(self._home.store), uri, self._home, parent=self._run)
+        projection = Projection(cell.config, open_store(self._home.store), uri, self._home, parent=self._run)
         projection.replay(entries)
         projection.finish()
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from flows.home import Home
 from flows.record.record import Entry, find_campaign, read_campaign, read_entries
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
 from hacrl_core.errors import ConfigError
@@ -40,7 +40,7 @@ def show_rollouts(
         raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(STYLES)}")
     entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if not e.variant}
     chosen = _iteration(entries, iteration, config)
-    store = Store(home.store)
+    store = open_store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
     groups = responses_of(store, entries, list(config.agents), chosen, [learner] if learner else [])
     console.print(Text(f"{config.name}, iteration {chosen}", style="bold"))
@@ -125,6 +125,7 @@ def _iteration(entries: dict[Any, Entry], wanted: int | None, config: CampaignCo
 
 
 def _table(store: Store, entry: Entry, schema: Any) -> list[dict[str, Any]]:
+    store.fetch(entry.stage, entry.key)
     rows: list[dict[str, Any]] = read_table(
         store.folder(entry.stage, entry.key) / f"{schema.name}.parquet", schema
     ).to_pylist()

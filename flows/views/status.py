@@ -12,9 +12,10 @@ from rich.text import Text
 from flows.home import Home
 from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
-from flows.record.record import campaign_folders, find_campaign, is_running, last_activity
+from flows.record.record import campaign_folders, find_campaign, is_running, last_activity, read_entries
+from flows.store.bucket import durability
 from flows.views.text import clock, hacrl_command, moment, number, short, sparkline
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
 
@@ -27,7 +28,7 @@ _SHOWN_ALWAYS = 12
 
 def show_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
     """Print one campaign, or the list of them; ``everything`` includes old ones."""
-    console.print(_status(Store(home.store), home, name, everything=everything))
+    console.print(_status(open_store(home.store), home, name, everything=everything))
 
 
 def watch_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
@@ -36,7 +37,7 @@ def watch_status(console: Console, home: Home, name: str | None, *, everything: 
         show_status(console, home, name, everything=everything)
         return
     # One store for all refreshes: it caches the manifests that it has read.
-    store = Store(home.store)
+    store = open_store(home.store)
     try:
         with Live(_status(store, home, name, everything=everything), console=console, auto_refresh=False) as live:
             live.refresh()
@@ -55,6 +56,7 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
     listed = [f for i, f in enumerate(folders) if everything or i < _SHOWN_ALWAYS or is_running(f)]
     problems: list[Text] = []
     failures: list[Text] = []
+    durable: list[Text] = []
     campaigns, agents = _campaigns_table(), _agents_table()
     for folder in listed:
         try:
@@ -66,10 +68,13 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
             problems.append(Text(f"! {problem}", style="yellow"))
             continue
         _add_campaign(campaigns, history, folder)
+        if uploaded := durability(store, read_entries(folder)):
+            durable.append(Text(f"{history.config.name}: {uploaded}", style="dim"))
         _add_agents(agents, history)
         if state_of(history, folder) == "failed":
             failures.append(Text.assemble((f"{history.config.name} failed: ", "red"), printable(failure(folder) or "")))
     parts: list[RenderableType] = [*problems, campaigns, *([Text(), *failures] if failures else []), Text(), agents]
+    parts += [Text(), *durable] if durable else []
     if name is not None and is_running(folders[0]) and (under_way := _under_way(folders[0])):
         parts += [Text(), Text(f"now: {', '.join(under_way)}", style="dim")]
     if len(listed) < len(folders):

@@ -14,7 +14,7 @@ from flows.record.history import History
 from flows.record.record import Entry
 from flows.run.launch import Summary
 from flows.views.text import gib, hacrl_command, percent
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.contracts.tables import EVALUATION, read_table
 from hacrl_core.errors import ArtifactError
@@ -29,7 +29,7 @@ Metrics = Mapping[str, float]
 
 def show_summary(console: Console, summary: Summary) -> None:
     """Print accuracy before and after, what the stages cost, and where to look further."""
-    history = History(summary.config, Store(summary.home.store), summary.entries)
+    history = History(summary.config, open_store(summary.home.store), summary.entries)
     accuracies = {
         (agent, benchmark): dict(points)
         for agent in history.agents

@@ -19,7 +19,18 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        raw = json.loads(path.read_bytes())
+        text = path.read_bytes()
+    except FileNotFoundError as problem:
+        raise ArtifactError(
+            f"{path}: not a manifest ({_reason(problem)}); delete the folder and run again"
+        ) from problem
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path | str) -> Manifest:
+    """Return what a manifest's bytes say; ``path`` names it in errors, which are those of ``read_manifest``."""
+    try:
+        raw = json.loads(text)
         if not isinstance(raw, dict):
             raise ValueError(f"it holds a {type(raw).__name__}")
         sealed = unseal(raw)
@@ -32,7 +43,7 @@ def read_manifest(folder: Path) -> Manifest:
         if unknown and not sealed:
             raise ValueError(f"schema {unknown[0]} without a digest")
         return manifest
-    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ArtifactError(
             f"{path}: not a manifest ({_reason(problem)}); delete the folder and run again"
         ) from problem
@@ -64,7 +75,7 @@ def _is_unknown(output: Output) -> bool:
     return output.kind != "file" and (known is None or not version.isdecimal() or int(version) > known.version)
 
 
-def _newer(path: Path, what: str, ours: str) -> NewerArtifactError:
+def _newer(path: Path | str, what: str, ours: str) -> NewerArtifactError:
     return NewerArtifactError(
         f"{path}: written by a newer hacrl ({what}, this one knows {ours}); it is left as it is. Upgrade hacrl, or "
         "give this version a folder of its own with --home"

@@ -37,7 +37,7 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
         freed = sum(path.stat().st_size for path in files)
         # First the mark, then the files: the next call finishes what a crash between the two leaves.
         if not (folder / COLLECTED).exists():
-            _mark(folder, json.dumps({"at": time.time(), "bytes": manifest.bytes, "why": why}) + "\n")
+            _mark(folder, collected_mark(manifest.bytes, why))
             sync(folder)
         for number, path in enumerate(files):
             _discard(path, trash, str(number))
@@ -46,6 +46,11 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
             with suppress(OSError):
                 path.rmdir()
         return freed
+
+
+def collected_mark(size: int, why: str) -> str:
+    """Return the text that says that an artifact's files are not here, how large they were, and why."""
+    return json.dumps({"at": time.time(), "bytes": size, "why": why}) + "\n"
 
 
 def remove(store: Store, stage: str, key: str, not_since: float) -> int:

@@ -126,6 +126,10 @@ class Store:
         folder = self.folder(ref.stage, ref.key)
         return (folder / MANIFEST).exists() and not (folder / COLLECTED).exists()
 
+    def fetch(self, stage: str, key: str) -> bool:
+        """Return whether an artifact's files are here; a store with a bucket downloads them if need be."""
+        return (self.folder(stage, key) / MANIFEST).exists() and not self.is_collected(stage, key)
+
     def is_collected(self, stage: str, key: str) -> bool:
         """Return whether a keep policy removed the artifact's files."""
         return (self.folder(stage, key) / COLLECTED).exists()

@@ -17,6 +17,7 @@ from hacrl_core.config.operation import (
     Name,
     RuntimeConfig,
     ScheduleConfig,
+    StoreConfig,
     TrackingConfig,
 )
 from hacrl_core.config.problems import ArithmeticConfig, ArithmeticProblems, ProblemsConfig, TaskProblems, is_task
@@ -53,6 +54,9 @@ class CampaignConfig(StrictConfig):
     divergence: DivergenceConfig = DivergenceConfig()
     keep: KeepConfig | None = Field(
         None, description="Which versions keep their files, e.g. {last: 2, best: true, every: 10}; empty: all of them."
+    )
+    store: StoreConfig | None = Field(
+        None, description="A bucket that other machines share, e.g. {bucket: s3://team/hacrl}; empty: HACRL_BUCKET."
     )
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()

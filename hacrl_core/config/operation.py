@@ -12,6 +12,7 @@ from hacrl_core.config.loading import NAME_PATTERN
 
 # Names become parts of rollout ids, MLflow metric names and file names.
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=60)]
+BUCKET_SCHEMES = ("s3", "gs", "az", "file")
 _CRON_FIELD = re.compile(r"^[A-Za-z0-9*,/#?LW-]+$")
 _CRON_RANGES = {"minute": (0, 59), "hour": (0, 23), "day of month": (1, 31), "month": (1, 12), "day of week": (0, 7)}
 
@@ -45,6 +46,39 @@ class RuntimeConfig(StrictConfig):
         description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per "
         "GPU in use.",
     )
+
+
+class StoreConfig(StrictConfig):
+    """A bucket behind the store, which machines share. Changes no result; credentials come from the environment."""
+
+    bucket: str = Field(description="s3://bucket/prefix, gs://…, az://account/container/… or file:///folder.")
+    endpoint: str | None = Field(
+        None, description="Address of an S3 server of your own, e.g. http://127.0.0.1:8333; empty: the cloud's."
+    )
+    cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Local files of artifacts that are in the bucket may take so much; the longest unused go first.",
+    )
+
+    @field_validator("bucket")
+    @classmethod
+    def _known_address(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if scheme not in BUCKET_SCHEMES or not rest.strip("/"):
+            raise ValueError(f"{value!r} is no bucket; give s3://bucket/prefix, gs://…, az://… or file:///folder")
+        if scheme == "file" and not rest.startswith("/"):
+            raise ValueError(f"{value!r} is not absolute; give file:///folder with three slashes")
+        if userinfo(value) is not None:
+            raise ValueError("credentials in the config would be shown in reports; set them in the environment")
+        return value.rstrip("/")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None and (not is_http(value) or userinfo(value) is not None):
+            raise ValueError(f"{value!r} is no http:// or https:// address without a user")
+        return value if value is None else value.rstrip("/")
 
 
 class TrackingConfig(StrictConfig):

@@ -11,7 +11,8 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
                         takes what memory_share leaves and never more
     score     4·N + one layer at a time + hidden states and logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
-    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not with LoRA
+    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not in score,
+              not with LoRA
     ranks     weights, gradient and moments / R; gathered on each rank: the float32 group of embeddings and head with
               its gradient, and two layers with one layer's gradient
     offload   slices, gradient and moments are in the host's memory
@@ -135,7 +136,7 @@ def _held_for_scoring(shape: Shape, update: UpdateConfig) -> int:
     """Return the weights that a forward pass needs on one device."""
     half = update.autocast == "bf16"
     if update.ranks == 1:
-        return 4 * shape.parameters + (2 * shape.body if half else 0)
+        return 4 * shape.parameters
     kept = 0 if update.offload != "none" else 4 * shape.parameters // update.ranks
     return kept + 4 * shape.embeddings + 2 * _layer(shape) * (2 if half else 4)
 
