@@ -32,6 +32,9 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
+.PHONY: demo-reasoning
+demo-reasoning: dev  ## Train two tiny agents together on a task of reasoning-gym; minutes on two cores
+	@$(BIN)/hacrl run configs/demo-reasoning.yaml
 demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
 	@$(BIN)/hacrl run configs/demo-code.yaml
 

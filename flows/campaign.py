@@ -42,12 +42,12 @@ def run_campaign(config: CampaignConfig, calls: StageCalls, run: Runner) -> Stat
     """Submit all stages of a campaign, iteration by iteration; returns the agents' last versions."""
     origins = {agent: run.submit(calls.origin(agent)) for agent in config.agents}
     state = State(versions=origins, credit={})
-    evaluate(config, calls, run, state, iteration=0)
+    evaluate(config, calls, run, state, origins, iteration=0)
     under_way: dict[int, Handles] = {}
     for iteration in range(config.iterations):
         conclude(run, under_way, at_most=UNDER_WAY - 1)
         state = run_iteration(config, calls, run, state, origins, iteration)
-        evaluate(config, calls, run, state, iteration + 1)
+        evaluate(config, calls, run, state, origins, iteration + 1)
         under_way[iteration] = state.versions
     conclude(run, under_way, at_most=0)
     return state
@@ -71,7 +71,7 @@ def run_iteration(
     agents, now = config.present(iteration), iteration
     prompts = run.submit(calls.sample({a: origins[a] for a in agents}, now))
     rollouts = {a: run.submit(calls.generate(a, state.versions[a], prompts, now)) for a in agents}
-    verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now)) for a in agents}
+    verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now, origins)) for a in agents}
     # Whom each learner learns from.
     heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}
     scores = {
@@ -104,9 +104,11 @@ def previous_credit(config: CampaignConfig, state: State, learner: str, iteratio
     return next((state.credit[a] for a in before if config.objective(a).share_rollouts), None)
 
 
-def evaluate(config: CampaignConfig, calls: StageCalls, run: Runner, state: State, iteration: int) -> None:
+def evaluate(
+    config: CampaignConfig, calls: StageCalls, run: Runner, state: State, origins: Handles, iteration: int
+) -> None:
     """Submit the benchmarks due after ``iteration`` iterations, for agents that take part; nothing waits for them."""
     for agent, settings in config.agents.items():
         last = min(settings.leaves or config.iterations, config.iterations)
         for benchmark in config.evaluate.due(iteration, last, settings.joins):
-            run.submit(calls.evaluate(agent, state.versions[agent], benchmark, iteration))
+            run.submit(calls.evaluate(agent, state.versions[agent], benchmark, iteration, origins))

@@ -7,6 +7,7 @@ from hacrl_core.artifacts.sources import source_digest
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.config.problems import ArithmeticConfig, TaskProblems
+from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.problems import load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import resolve_verifier, reward_sources, verifier_source
@@ -14,6 +15,7 @@ from stages.adopt import AdoptSlice
 from stages.credit import CreditSlice
 from stages.evaluate import EvaluateSlice
 from stages.generate import GenerateSlice
+from stages.judging import ROLE, JudgeSlice
 from stages.sample import SampleSlice
 from stages.score import ScoreSlice
 from stages.spec import Handle, StageCall
@@ -89,14 +91,19 @@ class StageCalls:
         inputs = {"agent": version, "prompts": prompts}
         return StageCall("generate", config, inputs, self._seed("generate", agent, iteration), agent, iteration)
 
-    def verify(self, agent: str, rollouts: Handle, prompts: Handle, iteration: int) -> StageCall:
-        """A verdict and a reward for each of the agent's responses."""
+    def verify(
+        self, agent: str, rollouts: Handle, prompts: Handle, iteration: int, origins: Mapping[str, Handle]
+    ) -> StageCall:
+        """A verdict and a reward for each of the agent's responses; agents that judge do so in their first version."""
         verify = self._verify
         if self.config.divergence.on_verifier_failure == "skip":
             # The stage accepts any number of verifier errors; the update then decides whether to skip.
             verify = verify.model_copy(update={"max_error_share": 1.0})
-        config = VerifySlice(verify=verify, verifier_source=self._verifier_source, reward_sources=self._reward_sources)
-        inputs = {"rollouts": rollouts, "prompts": prompts}
+        judges = self._judges(verify)
+        config = VerifySlice(
+            judges=judges, verify=verify, verifier_source=self._verifier_source, reward_sources=self._reward_sources
+        )
+        inputs = {"rollouts": rollouts, "prompts": prompts, **{f"{ROLE}{name}": origins[name] for name in judges}}
         return StageCall("verify", config, inputs, None, agent, iteration)
 
     def credit(
@@ -175,7 +182,9 @@ class StageCalls:
             inputs["reference"] = reference
         return StageCall("update", config, inputs, self._seed("update", learner), learner, iteration)
 
-    def evaluate(self, agent: str, version: Handle, benchmark: BenchmarkConfig, iteration: int) -> StageCall:
+    def evaluate(
+        self, agent: str, version: Handle, benchmark: BenchmarkConfig, iteration: int, origins: Mapping[str, Handle]
+    ) -> StageCall:
         """A version's results on a benchmark, after ``iteration`` iterations."""
         verify = resolve_verifier(self.config.verify, benchmark.problems, benchmark=True)
         config = EvaluateSlice(
@@ -184,11 +193,24 @@ class StageCalls:
             generate=self.config.generation(agent),
             verify=verify,
             verifier_source=verifier_source(verify.verifier),
+            judges=self._judges(verify),
             chat_template=self.config.agents[agent].template_override,
             template_options=self.config.agents[agent].template_options,
         )
-        inputs = {"agent": version}
+        inputs = {"agent": version, **{f"{ROLE}{name}": origins[name] for name in self._judges(verify)}}
         return StageCall("evaluate", config, inputs, self._seed("evaluate"), agent, iteration, benchmark.name)
+
+    def _judges(self, verify: VerifyConfig) -> dict[str, JudgeSlice]:
+        """How the agents answer that judge."""
+        names = [judge.agent for judge in verify.judges if judge.agent is not None]
+        return {
+            name: JudgeSlice(
+                generate=self.config.generation(name),
+                chat_template=self.config.agents[name].template_override,
+                template_options=self.config.agents[name].template_options,
+            )
+            for name in names
+        }
 
     def sources(self) -> dict[str, Any]:
         """Digests of what the config names but does not contain: data, checkpoints, a verifier of the user's own."""

@@ -19,6 +19,7 @@ from hacrl_core.problems import Problem, load_problems
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification import Verdict, VerdictKind
 from hacrl_core.verification.normalise import text_key
+from stages.judging import JudgeSlice, judging_of
 from stages.partial import generate_resumable, verify_resumable
 from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
@@ -36,6 +37,7 @@ class EvaluateSlice(StrictConfig):
     chat_template: str | None = None
     template_options: Annotated[dict[str, Any], IdentityUnlessDefault] = Field(default_factory=dict)
     verifier_source: str = ""  # digest of the user's own verifier
+    judges: dict[str, JudgeSlice] = Field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """Return what changes a result: neither the benchmark's schedule nor the sampling limits of training do."""
@@ -52,6 +54,7 @@ class EvaluateSlice(StrictConfig):
             "verify": self.verification.identity(),
             "chat_template": self.chat_template,
             "verifier_source": self.verifier_source,
+            **({"judges": {name: judge.identity() for name, judge in self.judges.items()}} if self.judges else {}),
             **({"template_options": self.template_options} if self.template_options else {}),
         }
 
@@ -84,6 +87,7 @@ def run(
         config.verification,
         context,
         problems=repeated,
+        judging=judging_of(inputs, config.judges, config.verification, context),
         truncated=[g.finish_reason == "length" for g in generations],
     )
     columns = _columns(repeated, generations, verdicts, config.benchmark.samples)

@@ -20,6 +20,7 @@ from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, verify_batch
+from hacrl_core.verification.judge import Judging
 from stages.spec import Context
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def verify_resumable(
     context: Context,
     *,
     problems: Sequence[Problem] | None = None,
+    judging: Judging | None = None,
     truncated: Sequence[bool] | None = None,
     token_counts: Sequence[int] | None = None,
 ) -> list[Verdict]:
@@ -101,6 +103,7 @@ def verify_resumable(
             [responses[i] for i in part],
             [golds[i] for i in part],
             config,
+            judging=judging,
             problems=None if problems is None else [problems[i] for i in part],
             token_counts=None if token_counts is None else [token_counts[i] for i in part],
             truncated=None if truncated is None else [truncated[i] for i in part],

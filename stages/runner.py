@@ -58,7 +58,13 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     peak.begin()
     try:
         with store.reading(call.artifacts.values()):
-            result = stage.run(call.artifacts, call.config, call.seed, out, replace(context, partial=partial))
+            result = stage.run(
+                call.artifacts,
+                call.config,
+                call.seed,
+                out,
+                replace(context, partial=partial, judgements=store.root / "judgements"),
+            )
         _check_metrics(call, result.metrics)
         seconds, highest = time.perf_counter() - clock, peak.end()
         provenance = Provenance(

@@ -109,6 +109,7 @@ class Context:
     progress: Callable[[int, int, str], None] = lambda done, total, note: None
     warn: Callable[[str], None] = lambda message: None
     partial: Path | None = None  # a folder that outlives a crash, for work finer than a stage
+    judgements: Path | None = None  # answers of judges, kept by what was asked
     warm: WarmModels = field(default_factory=WarmModels)  # kept between stages of one process
     device: str = "cpu"
     attention: Attention = "auto"

@@ -17,6 +17,7 @@ from hacrl_core.contracts.tables import PROMPTS_2, ROLLOUTS, TIMINGS, VERDICTS, 
 from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, check_error_share, response_is_boxed
 from hacrl_core.verification.verdict import metric_name
+from stages.judging import JudgeSlice, judging_of
 from stages.partial import verify_resumable
 from stages.spec import Context, OutFolder, Result, Stage
 
@@ -26,6 +27,7 @@ class VerifySlice(StrictConfig):
 
     verify: VerifyConfig
     verifier_source: str = ""  # digest of the user's own verifier
+    judges: Annotated[dict[str, JudgeSlice], IdentityUnlessDefault] = Field(default_factory=dict)
     reward_sources: Annotated[dict[str, str], IdentityUnlessDefault] = Field(default_factory=dict)
 
 
@@ -43,7 +45,14 @@ def run(
     responses = rollouts["response_text"].to_pylist()
     truncated = [reason == "length" for reason in rollouts["finish_reason"].to_pylist()]
     verdicts = verify_resumable(
-        responses, golds, config.verify, context, problems=problems, truncated=truncated, token_counts=lengths
+        responses,
+        golds,
+        config.verify,
+        context,
+        problems=problems,
+        judging=judging_of(inputs, config.judges, config.verify, context),
+        truncated=truncated,
+        token_counts=lengths,
     )
     check_error_share(verdicts, config.verify)
     counts = Counter(v.verdict.value for v in verdicts)

@@ -104,6 +104,18 @@ class History:
             (f.step, f.manifest.metrics[name]) for f in self.stages(stage, agent, variant) if name in f.manifest.metrics
         ]
 
+    def metric_names(self, stage: str, beginning: str) -> list[str]:
+        """Return the metrics of a stage whose names begin so, of any agent, without the stage's name."""
+        start = f"{stage}/{beginning}"
+        found = {
+            name.removeprefix(f"{stage}/")
+            for agent in self.agents
+            for finished in self.stages(stage, agent, "")
+            for name in finished.manifest.metrics
+            if name.startswith(start)
+        }
+        return sorted(found)
+
     def rewards(self, agent: str) -> Points:
         """Return the mean reward of the agent's responses in training."""
         return self.series("verify", agent, "reward_mean")

@@ -300,6 +300,15 @@ def _answers(history: History) -> Iterator[Panel]:
         layers = tuple((v, points) for v, points in layers if any(value for _, value in points))
         if layers:
             yield Layers(f"verdicts-{agent}", f"Verdicts, {agent}", "Share of its responses in training.", layers)
+    for name in history.metric_names("verify", "part/"):
+        yield from _kept(
+            Chart(
+                f"part-{name.removeprefix('part/').replace('/', '-')}",
+                f"Reward: {name.removeprefix('part/')}",
+                "Mean of this part of the reward in training, in its own range.",
+                _lines(history, lambda a, name=name: (history.series("verify", a, name), None)),  # type: ignore[misc]
+            )
+        )
     yield from _kept(
         Chart(
             "length",

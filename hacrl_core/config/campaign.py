@@ -123,6 +123,9 @@ class CampaignConfig(StrictConfig):
                 raise ValueError(
                     f"agents.{name}.algorithm.preset {own_preset} changes the whole campaign; set it under algorithm"
                 )
+        for judge in self.verify.judges:
+            if judge.agent is not None and judge.agent not in self.agents:
+                raise ValueError(f"judge.agent {judge.agent}: the campaign's agents are {', '.join(self.agents)}")
         for agent in self.agents:
             self._check_training(agent)
         for benchmark in self.evaluate.benchmarks:

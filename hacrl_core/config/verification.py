@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
+from hacrl_core.config.judge import JudgeConfig
 
 Fallback = Literal["unclosed_box", "phrase", "last", "whole"]
 
 Form = Literal["auto", "pair", "problem", "batch", "trl", "trl_chat", "verl", "verl_batch"]
 
 TASK = "task"
-_BUILT_IN = ("strict", "math", "exact", "numeric", TASK)
+JUDGE = "judge"
+_BUILT_IN = ("strict", "math", "exact", "numeric", TASK, JUDGE)
 # module:function, library:task, module:package.module, a file, a file's function, a package's folder.
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[\w.\-]+|[^:]*\.py(:[A-Za-z_]\w*)?|[^:]*/[^:]*")
 
@@ -38,6 +40,12 @@ RewardRange = Annotated[tuple[float, float], AfterValidator(_rising)]
 RewardName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
 
 
+def _check_judge(verifier: str, judge: JudgeConfig | None) -> None:
+    if (verifier == JUDGE) != (judge is not None):
+        wrong = "judge is missing; name its url and model" if judge is None else "judge is set; set verifier: judge"
+        raise ValueError(f"verifier {verifier}: {wrong}")
+
+
 class RewardConfig(StrictConfig):
     """One of several rewards that are added up with their weights."""
 
@@ -52,6 +60,12 @@ class RewardConfig(StrictConfig):
     form: Form = Field(
         default="auto", description="How the function is called; auto goes by its parameters (docs/tasks.md)."
     )
+    judge: JudgeConfig | None = Field(default=None, description="The language model behind the verifier judge.")
+
+    @model_validator(mode="after")
+    def _a_judge_has_settings(self) -> Self:
+        _check_judge(self.verifier, self.judge)
+        return self
 
 
 class OverlongConfig(StrictConfig):
@@ -85,6 +99,9 @@ class VerifyConfig(StrictConfig):
     reward_range: Annotated[RewardRange | None, IdentityUnlessDefault] = Field(
         default=None,
         description="Lowest and highest reward of the user's own function. Empty: what the task declares, else [0, 1].",
+    )
+    judge: Annotated[JudgeConfig | None, IdentityUnlessDefault] = Field(
+        default=None, description="The language model behind the verifier judge (docs/tasks.md)."
     )
     rewards: Annotated[dict[RewardName, RewardConfig], IdentityUnlessDefault] = Field(
         default_factory=dict,
@@ -167,8 +184,15 @@ class VerifyConfig(StrictConfig):
         """
         return {**super().identity(), **({"truncated": "complete_only"} if self.complete_only else {})}
 
+    @property
+    def judges(self) -> tuple[JudgeConfig, ...]:
+        """The judges behind the verifier or the rewards."""
+        found = [reward.judge for reward in self.rewards.values()] if self.rewards else [self.judge]
+        return tuple(judge for judge in found if judge is not None)
+
     @model_validator(mode="after")
     def _rewards_can_differ(self) -> Self:
+        _check_judge(self.verifier, self.judge)
         if self.rewards and not any(reward.weight for reward in self.rewards.values()):
             raise ValueError("rewards: every weight is 0; give at least one reward a weight")
         return self

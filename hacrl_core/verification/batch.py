@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hacrl_core.config.verification import TASK, VerifyConfig
+from hacrl_core.config.verification import JUDGE, TASK, VerifyConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.problems.problem import Problem
 from hacrl_core.tasks.digest import function_takes_batches
 from hacrl_core.tasks.forms import BATCHED
 from hacrl_core.tasks.loading import LIBRARIES
+from hacrl_core.verification.judge import Judging, judge_responses
 from hacrl_core.verification.maths import MathsVerifier, response_is_boxed
 from hacrl_core.verification.pool import Group, Limits, close_pool, shared_pool
 from hacrl_core.verification.results import checked_result, checked_rows, further_fields
@@ -45,6 +46,7 @@ def verify_batch(
     config: VerifyConfig | None = None,
     *,
     problems: Sequence[Problem] | None = None,
+    judging: Judging | None = None,
     token_counts: Sequence[int] | None = None,
     truncated: Sequence[bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -52,7 +54,7 @@ def verify_batch(
     """Return one verdict per response, in order. Equal (response, gold) and (answer, gold) pairs are verified once.
 
     ``problems``, one per response, are what a task's verifier and reward functions read; without them they get the gold
-    alone.
+    alone. ``judging`` says where a judge's answers are kept.
     ``on_progress(done, total)`` counts responses. ``token_counts`` is needed by the overlong penalty only.
     ``truncated`` tells which responses were cut off by their length limit; ``config.complete_only`` says what follows.
     """
@@ -66,7 +68,11 @@ def verify_batch(
             "verify_batch: 'overlong' is set but token_counts is missing; pass the length of each response"
         )
     if config.rewards:
-        return _several(responses, golds, config, problems, token_counts, truncated, on_progress)
+        return _several(responses, golds, config, problems, judging, token_counts, truncated, on_progress)
+    if config.judge is not None:
+        asked = problems or [Problem("", (), gold, "") for gold in golds]
+        found = judge_responses(responses, asked, config.judge, judging or Judging())
+        return _shaped(found, token_counts, config)
     verifier = find_verifier(config.verifier)
     judged = responses
     if isinstance(verifier, UserVerifier):
@@ -90,6 +96,7 @@ def _several(
     golds: Sequence[str],
     config: VerifyConfig,
     problems: Sequence[Problem] | None,
+    judging: Judging | None,
     token_counts: Sequence[int] | None,
     truncated: Sequence[bool] | None,
     on_progress: Callable[[int, int], None] | None,
@@ -97,17 +104,21 @@ def _several(
     """Verify with each of several rewards and add them up; the overlong penalty comes off the sum."""
     found = {}
     for name, reward in config.rewards.items():
-        own = {"verifier": reward.verifier, "form": reward.form, "reward_range": reward.range}
+        own = {"verifier": reward.verifier, "form": reward.form, "reward_range": reward.range, "judge": reward.judge}
         alone = config.model_copy(update={**own, "rewards": {}, "overlong": None})
-        found[name] = verify_batch(responses, golds, alone, problems=problems, truncated=truncated)
+        found[name] = verify_batch(responses, golds, alone, problems=problems, judging=judging, truncated=truncated)
     if on_progress:
         on_progress(len(responses), len(responses))
-    summed = combine(found, config.rewards)
+    return _shaped(combine(found, config.rewards), token_counts, config)
+
+
+def _shaped(verdicts: list[Verdict], token_counts: Sequence[int] | None, config: VerifyConfig) -> list[Verdict]:
+    """Take the overlong penalty off."""
     if token_counts is None or config.overlong is None:
-        return summed
+        return verdicts
     return [
         replace(verdict, reward=shaped_reward(verdict.reward, tokens, config.overlong))
-        for verdict, tokens in zip(summed, token_counts, strict=True)
+        for verdict, tokens in zip(verdicts, token_counts, strict=True)
     ]
 
 
@@ -147,7 +158,7 @@ def check_verifier(config: VerifyConfig) -> None:
     """Raise ConfigError unless the user's own functions can be loaded, in a worker; they are not called."""
     for name in [reward.verifier for reward in config.rewards.values()] or [config.verifier]:
         verifier = find_verifier(name)
-        if name != TASK and isinstance(verifier, UserVerifier):
+        if name not in (TASK, JUDGE) and isinstance(verifier, UserVerifier):
             _check_loading(verifier, config)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.config.problems import ProblemsConfig, TaskProblems
-from hacrl_core.config.verification import TASK, VerifyConfig
+from hacrl_core.config.verification import JUDGE, TASK, VerifyConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.tasks.digest import task_digest
 from hacrl_core.tasks.loading import absolute_name, is_task_name
@@ -82,7 +82,7 @@ def verifier_source(verifier: str) -> str:
     for tasks, files and rewards the modules that they import count too.
     """
     module, colon, _ = verifier.partition(":")
-    if verifier in _BUILT_IN or verifier == TASK:
+    if verifier in _BUILT_IN or verifier in (TASK, JUDGE):
         return ""
     if not colon or is_task_name(verifier) or ".py:" in verifier:
         return task_digest(verifier)
@@ -107,12 +107,15 @@ def resolve_verifier(verify: VerifyConfig, problems: ProblemsConfig, *, benchmar
     if benchmark:
         first = next(iter(verify.rewards.values()), None)
         if isinstance(problems, TaskProblems):
-            return verify.model_copy(update={"verifier": own, "form": "auto", "reward_range": None, "rewards": {}})
+            return verify.model_copy(
+                update={"verifier": own, "form": "auto", "reward_range": None, "judge": None, "rewards": {}}
+            )
         if first is not None:
             only: dict[str, Any] = {
                 "verifier": first.verifier,
                 "form": first.form,
                 "reward_range": first.range,
+                "judge": first.judge,
                 "rewards": {},
             }
             verify = verify.model_copy(update=only)
@@ -128,7 +131,7 @@ def resolve_verifier(verify: VerifyConfig, problems: ProblemsConfig, *, benchmar
 def reward_sources(verify: VerifyConfig) -> dict[str, str]:
     """Return the digest of the sources of each of several rewards; none for built-in verifiers."""
     own = {name: reward.verifier for name, reward in verify.rewards.items() if reward.verifier not in _BUILT_IN}
-    return {name: task_digest(verifier) for name, verifier in own.items() if verifier != TASK}
+    return {name: task_digest(verifier) for name, verifier in own.items() if verifier not in (TASK, JUDGE)}
 
 
 def _kind(correct: bool) -> VerdictKind:

@@ -132,7 +132,7 @@ def test_errors_and_warnings_of_a_stage_arrive_as_they_do_locally(tmp_path: Path
         calls = StageCalls(config)
         origin = executor.run(calls.origin("ada"), Hears())
         assert any(line.startswith("progress warmstart") for line in heard)
-        broken = calls.verify("ada", origin.ref, origin.ref, 0)  # no rollouts in there
+        broken = calls.verify("ada", origin.ref, origin.ref, 0, {})  # no rollouts in there
         with pytest.raises(Exception, match="verify ada #0") as caught:
             executor.run(broken, Hears())
         assert type(caught.value).__module__.startswith("hacrl_core")

@@ -1,11 +1,19 @@
 """verify: rollouts and the prompts' answers in; a verdict and a reward for each response out."""
 
+import json
+import re
+
 import pytest
 from stage_bench import Bench
 
 from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import OverlongConfig, VerifyConfig
+from hacrl_core.contracts.tables import VERDICTS_2, read_table
+from hacrl_core.problems import Problem
 from hacrl_core.verification import verify_batch
+from hacrl_core.verification.judge import JudgeAgent, Judging
+from stages.judging import JudgeSlice
 from stages.verify import VerifySlice
 
 RESPONSES = [r"\boxed{5}", r"2+3=5, \boxed{ 5 }", r"\boxed{6}", "no idea"]
@@ -17,6 +25,10 @@ def verify_slice(**changes: object) -> VerifySlice:
 
 @pytest.fixture
 def inputs(bench: Bench) -> dict[str, ArtifactRef]:
+    return inputs_in(bench)
+
+
+def inputs_in(bench: Bench) -> dict[str, ArtifactRef]:
     """One prompt with the answer 5, and four responses to it of 10, 20, 30 and 40 tokens."""
     prompt = {"prompt_id": ["p"], "messages": [[{"role": "user", "content": "2+3=?"}]], "answer": ["5"]}
     lengths = [10, 20, 30, 40]
@@ -105,3 +117,42 @@ def test_the_default_verifier_pays_for_no_half_number_and_the_old_verdicts_keep_
     assert [verdict.reward for verdict in cut] == [0.0, 1.0]
     judged = verify_batch(["the sum is 5"], ["5"], old, truncated=[True])
     assert judged[0].reward == 1.0
+
+
+def test_several_rewards_write_version_2_with_parts_and_metrics(bench, inputs):
+    rewards = {"right": {"verifier": "exact", "weight": 2}, "boxed": {"verifier": "numeric", "weight": 1}}
+    outcome = bench.run("verify", verify_slice(rewards=rewards), inputs)
+    rows = read_table(outcome.ref.path / "verdicts.parquet", VERDICTS_2).to_pylist()
+    assert json.loads(rows[0]["parts"]) == {"right": 1.0, "boxed": 1.0}
+    assert [row["raw_reward"] for row in rows] == [3.0, 3.0, 0.0, 0.0]
+    assert [row["reward"] for row in bench.rows(outcome.ref, "verdicts")] == [1.0, 1.0, 0.0, 0.0]
+    assert outcome.metrics["verify/part/right"] == 0.5
+    assert outcome.metrics["verify/raw_reward_mean"] == 1.5
+    plain = bench.run("verify", verify_slice(), inputs)
+    kinds = [output.kind for output in bench.store.manifest("verify", plain.ref.key).outputs]
+    assert "verdicts/1" in kinds
+
+
+def test_an_agent_of_the_campaign_judges_and_is_asked_once(shared, ada):
+    bench, inputs = shared, inputs_in(shared)
+    judge = {"agent": "ada", "template": "{problem}{response}", "pattern": r"(\d)", "range": (0, 9), "max_tokens": 4}
+    judges = {"ada": JudgeSlice(generate=GenerateConfig(max_tokens=4))}
+    config = VerifySlice(
+        verify=VerifyConfig.model_validate({"verifier": "judge", "judge": judge, "max_error_share": 1.0}), judges=judges
+    )
+    outcome = bench.run("verify", config, {**inputs, "judge/ada": ada})
+    kept = [json.loads(path.read_text()) for path in (bench.store.root / "judgements").glob("*/*.json")]
+    assert {answer["prompt"] for answer in kept} == {f"2+3=?{response}" for response in RESPONSES}
+    assert {answer["model"] for answer in kept} == {ada.digest}
+    by_prompt = {answer["prompt"]: re.findall(r"\d", answer["answer"]) for answer in kept}
+    rows = read_table(outcome.ref.path / "verdicts.parquet", VERDICTS_2).to_pylist()
+    for row, response in zip(rows, RESPONSES, strict=True):
+        digits = by_prompt[f"2+3=?{response}"]
+        assert row["verdict"] == ("error" if not digits else "correct" if digits[-1] == "9" else "incorrect")
+        assert not digits or row["raw_reward"] == float(digits[-1])
+    # Answers are kept beside the artifact: another stage call with the same questions asks nobody.
+    calls: list[str] = []
+    kept_answers = Judging(bench.store.root / "judgements", {"ada": JudgeAgent(calls.extend, ada.digest)})
+    problem = Problem("p", ({"role": "user", "content": "2+3=?"},), "5", "arithmetic")
+    verify_batch(RESPONSES, ["5"] * 4, config.verify, problems=[problem] * 4, judging=kept_answers)
+    assert calls == []
