@@ -354,8 +354,8 @@ def _listens(address: str) -> bool:
 
 def _no_cluster(address: str, why: str) -> str:
     return (
-        f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray start --head, "
-        "or set runtime.executor to local"
+        f"runtime.address {address}: no Ray cluster answers ({why}); start one with hacrl up --ray or ray start "
+        "--head, or set runtime.executor to local"
     )
 
 
