@@ -190,10 +190,10 @@ def _find_benchmark(subject: Subject, name: str) -> BenchmarkConfig:
         task = subject.arithmetic
         problems = ArithmeticProblems(kinds=task.kinds, levels=task.levels, split="held_out", size=ARITHMETIC_PROBLEMS)
         return BenchmarkConfig(name=name, problems=problems, max_tokens=subject.generate.max_tokens)
-    if is_task_name(name):
-        return task_benchmark(name, {}, TASK_PROBLEMS, subject.generate.max_tokens)
     if Path(name).suffix in (".yaml", ".yml"):
         return validate({"name": Path(name).stem, **read_yaml(Path(name))}, BenchmarkConfig, name)
+    if is_task_name(name):
+        return task_benchmark(name, {}, TASK_PROBLEMS, subject.generate.max_tokens)
     raise ConfigError(f"--benchmark {name}: not known; choose from {_choices(subject)}")
 
 

@@ -108,7 +108,9 @@ def test_a_version_whose_weights_are_damaged_everywhere_is_made_again_bit_for_bi
     assert not [label for label in ran if label.endswith(("#0", "#1")) and label != "update ben #1"]
     assert weights(second, "tiny", "update ben #1") == weights(finished, "tiny", "update ben #1")
     before, now = digests(finished, "tiny"), digests(second, "tiny")
-    assert {label: now[label] for label in before} == before
+    # The evaluation after the second iteration was its last; a longer campaign evaluates later.
+    trained = {label: digest for label, digest in before.items() if not label.startswith("evaluate")}
+    assert {label: now[label] for label in trained} == trained
 
 
 def test_push_pull_and_sync_move_what_is_missing(first, finished, bucket, tmp_path, monkeypatch):

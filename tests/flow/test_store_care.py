@@ -117,7 +117,7 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
     if what == "manifest":
         raw["manifest_version"] = 2
     else:
-        raw["outputs"] = [{**o, "kind": o["kind"].replace("verdicts/1", "verdicts/2")} for o in raw["outputs"]]
+        raw["outputs"] = [{**o, "kind": o["kind"].replace("verdicts/1", "verdicts/9")} for o in raw["outputs"]]
     del raw["details"][SEAL]
     raw["details"][SEAL] = digest_of(raw)
     path.write_text(json.dumps(raw))

@@ -93,7 +93,10 @@ def test_too_little_memory_is_a_fault(monkeypatch):
     monkeypatch.setattr("flows.doctor.campaign.free_bytes", lambda place: GIB)
     code, text = look(tiny())
     assert code == 2
-    assert "cpu: ada and ben need about 1.2 GiB, 1.0 are free; lower update.token_budget" in " ".join(text.split())
+    assert (
+        "cpu: ada and ben need about 1.2 GiB, 1.0 are free; spread it over more GPUs (update.ranks), lower"
+        in " ".join(text.split())
+    )
 
 
 def test_problems_that_cannot_be_read_do_not_hide_the_agents(tmp_path, checkpoint):

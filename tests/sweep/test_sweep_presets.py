@@ -23,7 +23,7 @@ def test_every_preset_loads(path):
     sweep = load_sweep(path)
     assert sweep.config.compared_with in sweep.variants
     assert len({c.label for c in sweep.cells}) == len(sweep.cells)
-    assert len(sweep.config.seeds) >= (2 if path.stem == "tuning" else 5)
+    assert len(sweep.config.seeds) >= {"tuning": 2, "cosine": 4}.get(path.stem, 5)
 
 
 def test_comparisons_do_not_use_the_seeds_of_tuning_and_tuning_is_gspo_alone():

@@ -123,6 +123,9 @@ def test_progress_comes_on_the_way_with_tokens_per_second(
     assert done[-1] == len(requests)
     assert len(set(done)) > 3
     assert {total for _, total, _ in seen} == {len(requests)}
-    speeds = [float(note.removesuffix(" tokens/s").replace(",", "")) for _, _, note in seen]
+    speeds = [float(note.split(", ", 1)[1].removesuffix(" tokens/s").replace(",", "")) for _, _, note in seen]
+    written = [int(note.split()[0]) for _, _, note in seen]
+    # Each shard counts from zero.
+    assert min(written) > 0
     assert all(note.endswith(" tokens/s") for _, _, note in seen)
     assert min(speeds) > 0

@@ -52,7 +52,7 @@ def test_splitting_a_long_response_does_not_change_its_score(monkeypatch):
     monkeypatch.setattr("hacrl_core.learning.fused.linear_loss._CHUNK_ELEMENTS", 1)
     monkeypatch.setattr("hacrl_core.learning.fused.linear_loss._CHUNK_TOKENS", 5)
     monkeypatch.setattr(
-        "hacrl_core.learning.scoring.plan_chunks", lambda lengths, v, max_logits_mb: _tiny_chunks(lengths, v)
+        "hacrl_core.learning.scoring.plan_chunks", lambda lengths, v, max_logits_mb, **device: _tiny_chunks(lengths, v)
     )
     for a, b in zip(whole, score_sequences(agent, sequences, token_budget=500), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=0)

@@ -157,7 +157,11 @@ def test_the_bar_shows_responses_and_tokens_per_second(monkeypatch):
     ask(Reporting(), None, progress=lambda *now: seen.append(now))
     assert [done for done, _, _ in seen] == [1, 4, 5, 8, 9, 10]
     assert {total for _, total, _ in seen} == {10}
-    assert [note for _, _, note in seen] == ["1,500 tokens/s", "1,250 tokens/s"] * 3
+    assert [note for _, _, note in seen] == [
+        f"{written} of at most {most} tokens, {speed} tokens/s"
+        for most in (16, 16, 8)
+        for written, speed in (("3,000", "1,500"), ("5,000", "1,250"))
+    ]
 
 
 def test_damaged_shards_and_other_requests_are_sampled_again(tmp_path):
