@@ -17,7 +17,6 @@ TASKS = (
     *(
         "count_bits",
         "count_primes",
-        "countdown",
         "decimal_chain_sum",
         "fraction_simplification",
         "gcd",
