@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import campaigns, configs, methods, plan, servers, store, sweeps, tasks, track, views
+from flows.commands import campaigns, configs, methods, plan, servers, start, store, sweeps, tasks, track, views
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
@@ -17,8 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train several different language models together on one verifiable task (HACPO), as a pipeline of cached "
-    "stages.\n\nStart with [bold]hacrl run configs/demo.yaml[/bold]. Run the same command again to resume after a "
-    "crash, or to see the result again.",
+    "stages.\n\nStart with [bold]hacrl init first[/bold], then [bold]hacrl run first.yaml[/bold]. Run the same command "
+    "again to resume after a crash, or to see the result again.",
 )
 
 
@@ -40,6 +40,7 @@ def _options(
 
 
 # Without a name the commands stand at the top (hacrl run); with one, below it (hacrl config show).
+app.add_typer(start.app)
 app.add_typer(campaigns.app)
 app.add_typer(plan.app)
 app.add_typer(views.app)
