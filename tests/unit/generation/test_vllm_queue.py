@@ -1,8 +1,9 @@
-"""The queue of prompts behind several engines: workers here are threads' toys that write, stall and die on command."""
+"""The queue of prompts behind several engines: workers here are threads' toys that write, stall and die on command.
 
-import queue
+The toys share a clock of their own, so who is fast and who is slow does not depend on which thread the machine runs.
+"""
+
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -18,19 +19,27 @@ SAMPLES = 4
 REQUESTS = [GenerationRequest(f"{p}/{s}", (p, p + 1), s) for p in range(12) for s in range(SAMPLES)]
 
 
-class Toy:
-    """Answers like a worker: a few milliseconds per response, and an end after so many of them."""
+# A toy without requests may be about to take some: the others give it this long before they go on without it.
+GRACE = 0.02
 
+
+class Toy:
+    """Answers like a worker: a few milliseconds per response, and an end after so many of them.
+
+    A toy writes when no other one that is at work is behind it in time.
+    """
+
+    turn = threading.Condition()
     made: "list[Toy]" = []  # noqa: RUF012
     plans: "list[tuple[float, int | None, type[Exception]]]" = []  # noqa: RUF012
 
     def __init__(self, config, environment):
         self.seconds, self.dies_after, self.error = Toy.plans[len(Toy.made) % len(Toy.plans)]
-        self.inbox: queue.Queue = queue.Queue()
+        self.clock = 0.0
         self.held: list[GenerationRequest] = []
         self.written: list[str] = []
         self.most_held = 0
-        self.closed = self.ended = False
+        self.closed = self.ended = self.gone = False
         self.environment = environment
         Toy.made.append(self)
 
@@ -38,18 +47,37 @@ class Toy:
         assert more_follows
 
     def add_requests(self, requests):
-        self.held += requests
-        self.most_held = max(self.most_held, len(self.held))
+        with Toy.turn:
+            if not self.held:  # time went on while it had nothing to do
+                self.clock = max(self.clock, min((toy.clock for toy in self.others() if toy.held), default=0.0))
+            self.held += requests
+            self.most_held = max(self.most_held, len(self.held))
+            Toy.turn.notify_all()
 
     def end_of_requests(self):
         assert not self.held
-        self.ended = True
+        with Toy.turn:
+            self.ended = True
+            Toy.turn.notify_all()
+
+    def others(self):
+        return [toy for toy in Toy.made if toy is not self and not toy.ended and not toy.gone]
+
+    def wait_for_turn(self):
+        with Toy.turn:
+            self.clock += self.seconds
+            Toy.turn.notify_all()
+            if not Toy.turn.wait_for(lambda: all(toy.clock >= self.clock for toy in self.others()), GRACE):
+                Toy.turn.wait_for(lambda: all(toy.clock >= self.clock for toy in self.others() if toy.held))
 
     def next_found(self):
         if self.ended:
             return None
-        time.sleep(self.seconds)
+        self.wait_for_turn()
         if self.dies_after is not None and len(self.written) >= self.dies_after:
+            with Toy.turn:
+                self.gone = True
+                Toy.turn.notify_all()
             raise self.error("gone")
         request = self.held.pop(0)
         self.written.append(request.request_id)
