@@ -53,6 +53,8 @@ class WarmModels:
     first: LoadedAgent | None = None
     # How ranks other than this process are started; None: as processes on this machine.
     start_rank: "StartRank | None" = None
+    # How an engine is made; None: in this process. An executor of several machines may spread it.
+    make_engine: "Callable[[GenerateConfig, bool], GenerationEngine] | None" = None
     # Where ranks of other machines find this one.
     address: str = "127.0.0.1"
     _tokenizers: dict[bytes, tuple[Any, str]] = field(default_factory=dict)
@@ -146,7 +148,8 @@ class WarmModels:
         if self._engine is None or self._engine[0] != config:
             if self._engine is not None:
                 self._engine[1].close()
-            self._engine = (config, create_engine(config, own_code=self.own_code))
+            make = self.make_engine or (lambda config, own_code: create_engine(config, own_code=own_code))
+            self._engine = (config, make(config, self.own_code))
         return self._engine[1]
 
     def ranks(self, count: int, device: str) -> "RankGroup":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
@@ -24,7 +24,7 @@ from hacrl_core.verification.judge import Judging
 from stages.spec import Context
 
 if TYPE_CHECKING:
-    from hacrl_core.generation.protocols import Generation, GenerationEngine, GenerationRequest
+    from hacrl_core.generation.protocols import Generation, GenerationEngine, GenerationRequest, SamplingParams
 
 # A shard of responses should be worth its file: small enough to lose little, large enough to keep the engine's batch
 # full.
@@ -34,6 +34,21 @@ SHARD_BATCHES = 2
 FIRST_SHARD = 16
 SHARD_SECONDS = 5.0
 WORTH_SECONDS = 0.5
+
+
+@runtime_checkable
+class PartsEngine(Protocol):
+    """An engine that is several, which take parts of a generation from one another."""
+
+    def generate_parts(
+        self,
+        version: ArtifactRef,
+        parts: "Sequence[Sequence[GenerationRequest]]",
+        params: "SamplingParams",
+        on_progress: Callable[[int, int], None],
+        on_part: "Callable[[int, list[Generation]], None]",
+    ) -> None:
+        """Sample all parts; ``on_part`` gets each of them with its number, one at a time."""
 
 
 def generate_resumable(
@@ -52,30 +67,61 @@ def generate_resumable(
     follows.
     """
     from hacrl_core.generation import sampling_params
-    from hacrl_core.generation.protocols import Generation
 
     params = sampling_params(config)
-    engine_config = config.engine
-    in_flight = engine_config.in_flight if isinstance(engine_config, VllmEngineConfig) else config.batch_size
-    size = SHARD_BATCHES * in_flight
-    results: list[Generation] = []
-    for start in range(0, len(requests), size):
-        shard = requests[start : start + size]
-        kept = context.partial if keep_all or len(requests) > size else None
-        path = None if kept is None else kept / f"responses-{start:07d}.json"
-        asked = "" if path is None else digest_of([vars(request) for request in shard])
-        rows = None if path is None else read_shard(path, asked)
-        if rows is None:
-            report = _sampling_progress(context, len(results), len(requests), len(shard) * config.max_tokens)
-            done = engine.generate(agent.path, agent.digest, shard, params, report)
-            if path is not None:
-                write_shard(path, asked, [vars(row) for row in done])
-        else:
-            done = [Generation(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
-        results += done
+    size = _shard_size(config, len(requests), getattr(engine, "replicas", 1))
+    shards = [requests[start : start + size] for start in range(0, len(requests), size)]
+    kept = context.partial if keep_all or len(shards) > 1 else None
+    paths = [None if kept is None else kept / f"responses-{number * size:07d}.json" for number in range(len(shards))]
+    found = {number: rows for number, shard in enumerate(shards) if (rows := _responses_on_disk(paths[number], shard))}
+    missing = [number for number in range(len(shards)) if number not in found]
+
+    def keep(number: int, done: "list[Generation]") -> None:
+        found[number] = done
+        if (path := paths[number]) is not None:
+            write_shard(path, _asked(shards[number]), [vars(row) for row in done])
+
+    def progress(shard: int) -> Callable[[int, int], None]:
+        before = sum(map(len, found.values()))
+        return _sampling_progress(context, before, len(requests), shard * config.max_tokens)
+
+    if isinstance(engine, PartsEngine):
+        parts = [shards[number] for number in missing]
+        engine.generate_parts(
+            agent, parts, params, progress(sum(map(len, parts))), lambda at, done: keep(missing[at], done)
+        )
+    else:
+        for number in missing:
+            shard = shards[number]
+            keep(number, engine.generate(agent.path, agent.digest, shard, params, progress(len(shard))))
     if config.engine.keep is not True:
         engine.rest()
-    return results
+    return [response for number in range(len(shards)) for response in found[number]]
+
+
+def _shard_size(config: GenerateConfig, requests: int, replicas: int) -> int:
+    """Return how many responses are sampled together.
+
+    Of the built-in engine that does not depend on its replicas: a shard has the same bits whoever samples it. vLLM
+    rounds as it likes, so there every replica gets a part.
+    """
+    engine = config.engine
+    if not isinstance(engine, VllmEngineConfig):
+        return SHARD_BATCHES * config.batch_size
+    if replicas == 1:
+        return SHARD_BATCHES * engine.in_flight
+    return max(1, min(SHARD_BATCHES * engine.max_sequences, -(-requests // replicas)))
+
+
+def _asked(shard: "Sequence[GenerationRequest]") -> str:
+    return digest_of([vars(request) for request in shard])
+
+
+def _responses_on_disk(path: Path | None, shard: "Sequence[GenerationRequest]") -> "list[Generation]":
+    from hacrl_core.generation.protocols import Generation
+
+    rows = None if path is None or not path.exists() else read_shard(path, _asked(shard))
+    return [Generation(**{name: _frozen(value) for name, value in row.items()}) for row in rows or ()]
 
 
 def verify_resumable(

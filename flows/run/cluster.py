@@ -4,19 +4,44 @@ from collections.abc import Collection, Mapping, Sequence
 
 from flows.run.placement import Seat
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.generation import VllmEngineConfig
 
 # Resource → amount: CPU, GPU, and names of the user's own.
 Resources = dict[str, float]
 
 
 def resources_of(seat: Seat, config: CampaignConfig) -> list[Resources]:
-    """Return the bundles that a seat needs, each of them on one node; the first is that of the process that leads."""
+    """Return the bundles that a seat needs, each of them on one node; the first is that of the process that leads.
+
+    Ranks of an update and replicas of an engine have a bundle each, which may be on any nodes. Where ranks share their
+    GPUs with an engine that is several GPUs wide, all of them stay on one node.
+    """
     bundle: Resources = {"CPU": float(seat.place.threads)}
-    if seat.place.needs_torch:
-        gpus = len(seat.place.gpus) or (1 if seat.place.device.startswith("cuda") else 0)
-        bundle |= {"GPU": float(gpus)} if gpus else {}
-        bundle |= config.agents[seat.agent].resources
-    return [bundle]
+    if not seat.place.needs_torch:
+        return [bundle]
+    bundle |= config.agents[seat.agent].resources
+    gpus = len(seat.place.gpus) or (1 if seat.place.device.startswith("cuda") else 0)
+    peers = peers_of(seat, config)
+    if gpus:
+        bundle["GPU"] = float(gpus if peers == 1 else _width(seat, config))
+    return [dict(bundle) for _ in range(peers)]
+
+
+def peers_of(seat: Seat, config: CampaignConfig) -> int:
+    """Return how many actors share the calls of a seat."""
+    if not seat.place.needs_torch:
+        return 1
+    engine = config.generation(seat.agent).engine
+    ranks = config.training(seat.agent).ranks if "learn" in seat.roles else 1
+    replicas = engine.replicas if seat.roles & {"sample", "evaluate"} else 1
+    return 1 if ranks > 1 and _width(seat, config) > 1 else max(ranks, replicas)
+
+
+def _width(seat: Seat, config: CampaignConfig) -> int:
+    """Return the GPUs of one actor: as many as one copy of the model takes while it samples."""
+    engine = config.generation(seat.agent).engine
+    samples = bool(seat.roles & {"sample", "evaluate"})
+    return engine.tensor_parallel_size if samples and isinstance(engine, VllmEngineConfig) else 1
 
 
 def servable(bundles: Sequence[Resources], nodes: Collection[Mapping[str, float]]) -> bool:

@@ -6,49 +6,33 @@ happens meanwhile (progress, warnings, printed lines) goes back as a stream of s
 
 import os
 import queue
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from flows.run.actor import NodeStore, forward_output, prepare, uploads_of
+from flows.run.cluster import Resources
+from flows.run.peers import Peers, node_address
 from flows.run.placement import Placement
-from hacrl_core.artifacts import ArtifactRef, Store, open_store
+from flows.run.replicas import ReplicatedEngine
+from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.manifests import MANIFEST
-from hacrl_core.config.operation import StoreConfig
+from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.errors import HacrlError
 from stages.runner import package_versions, run_stage
 from stages.spec import Context, Outcome, StageCall
+
+if TYPE_CHECKING:
+    from hacrl_core.generation.protocols import GenerationEngine
 
 # A progress bar moves often enough with so many messages a second.
 PROGRESS_SECONDS = 0.2
 # So long the end of an actor waits for its uploads.
 FLUSH_SECONDS = 600.0
 Message = tuple[str, Any]
-
-
-@dataclass(frozen=True)
-class NodeStore:
-    """Which store an actor opens on its node."""
-
-    folder: str  # {node} becomes the node's id
-    bucket: StoreConfig | None = None
-
-    def open(self, node: str, on_problem: Callable[[str], None]) -> Store:
-        """Open the store of this node; what is published there is uploaded behind the next stages."""
-        store = open_store(Path(self.folder.replace("{node}", node)), on_problem, self.bucket)
-        if (uploads := uploads_of(store)) is not None:
-            uploads.start()
-        return store
-
-
-def uploads_of(store: Store) -> Any:
-    """Return the uploads of a store in front of a bucket, else None. Needs no obstore to tell."""
-    return getattr(store, "uploads", None)
 
 
 def relocated(call: StageCall, store: Store) -> StageCall:
@@ -64,7 +48,8 @@ def relocated_ref(ref: ArtifactRef, store: Store) -> ArtifactRef:
 class RoleActor:
     """Serves some roles of one agent on a node, one call at a time. Ray makes an actor of this class."""
 
-    def __init__(self, name: str, place: Placement, where: NodeStore) -> None:
+    def __init__(self, name: str, place: Placement, where: NodeStore, bundles: Sequence[Resources] = ({},)) -> None:
+        """``bundles`` are those of the placement group; this actor is in the first, peers come into the others."""
         import ray
 
         from hacrl_core.warm import WarmModels
@@ -72,17 +57,23 @@ class RoleActor:
         self._node = ray.get_runtime_context().get_node_id()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._told = 0.0
-        _forward_output(lambda line: self._messages.put(("output", (name, line))))
+        forward_output(lambda line: self._messages.put(("output", (name, line))))
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         os.environ.setdefault("TQDM_DISABLE", "1")
         # One thread for all stages: what a stage starts may live as long as the thread that started it.
         self._thread = ThreadPoolExecutor(1, "stage")
         self._store = where.open(self._node, self._warn)
+        warm = WarmModels(own_code=place.own_code)
+        self._peers: Peers | None = None
+        if len(bundles) > 1:
+            self._peers = Peers(bundles, place, where, self._store.root)
+            warm.start_rank, warm.make_engine = self._peers.start_rank, self._make_engine
+            warm.address = node_address()
         self._context = Context(
             progress=self._progress,
             warn=self._warn,
-            warm=WarmModels(own_code=place.own_code),
-            device=self._thread.submit(_prepare, place).result(),
+            warm=warm,
+            device=self._thread.submit(prepare, place).result(),
             attention=place.attention,
         )
 
@@ -106,8 +97,20 @@ class RoleActor:
 
         self._thread.submit(self._context.warm.close).result()
         self._thread.submit(close_pool).result()
+        if self._peers is not None:
+            self._peers.close()
         if (uploads := uploads_of(self._store)) is not None:
             uploads.flush(FLUSH_SECONDS)
+
+    def _make_engine(self, config: GenerateConfig, own_code: bool) -> "GenerationEngine":
+        """Return the engine of a config; with replicas this actor's own and those of its peers."""
+        from hacrl_core.generation import create_engine
+
+        assert self._peers is not None
+        if config.engine.replicas == 1:
+            return create_engine(config, own_code=own_code)
+        alone = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})})
+        return ReplicatedEngine(create_engine(alone, own_code=own_code), alone, self._peers, self._warn)
 
     def _answer(self, call: StageCall) -> None:
         try:
@@ -131,26 +134,3 @@ class RoleActor:
         if done >= total or now - self._told > PROGRESS_SECONDS:
             self._told = now
             self._messages.put(("progress", (done, total, note)))
-
-
-def _prepare(place: Placement) -> str:
-    from flows.run.worker import prepare_torch
-
-    return prepare_torch(place) if place.needs_torch else "cpu"
-
-
-def _forward_output(say: Callable[[str], None]) -> None:
-    """Send what this process and its children print to ``say``, line by line."""
-    ours, theirs = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for number in (1, 2):
-        os.dup2(theirs, number)
-    os.close(theirs)
-
-    def read() -> None:
-        with open(ours, errors="replace") as lines:
-            for line in lines:
-                say(line.rstrip("\n"))
-
-    threading.Thread(target=read, name="output", daemon=True).start()

@@ -58,6 +58,7 @@ class Seat:
     agent: str
     place: Placement
     gpus: frozenset[int]  # that it uses, also where its placement names none
+    roles: frozenset[Role] = frozenset()
 
 
 def placements_of(config: CampaignConfig) -> dict[str, Placement]:
@@ -95,7 +96,8 @@ def seats_of(
             # Benchmarks are sampled where training samples, unless they have GPUs of their own.
             fallback = apart.get("sample", main) if role == "evaluate" else main
             seats[name, role] = apart.get(role, fallback)
-    return seats
+    served = {seat.name: frozenset(role for (_, role), one in seats.items() if one is seat) for seat in seats.values()}
+    return {key: replace(seat, roles=served[seat.name]) for key, seat in seats.items()}
 
 
 def deferring_agents(config: CampaignConfig, machine: int | None = None) -> frozenset[str]:

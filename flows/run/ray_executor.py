@@ -17,17 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flows.run.actor import NodeStore
 from flows.run.cluster import Resources, asked, nodes_text, resources_of, servable
 from flows.run.events import Listener
 from flows.run.executors import Executor, ProcessExecutor, run_here
 from flows.run.line import Line, urgency_of
-from flows.run.node import FLUSH_SECONDS, NodeStore, RoleActor, relocated_ref
+from flows.run.node import FLUSH_SECONDS, RoleActor, relocated_ref
+from flows.run.peers import actor_options
 from flows.run.placement import Seat, role_of, seats_of
 from flows.run.worker import STOP_SECONDS, Stopped, WorkerDied
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.opening import bucket_of
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.errors import ConfigError, EngineError, HacrlError
+from hacrl_core.errors import ConfigError, EngineError, HacrlError, RankDied
 from stages.runner import package_versions
 from stages.spec import Context, Outcome, StageCall
 
@@ -246,18 +248,8 @@ class RemoteRole:
             return self.now
         ray = self._cluster.ray
         group = self._reserve(call, listener)
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=0
-        )
-        first = dict(self._bundles[0])
-        options = {
-            "num_cpus": first.pop("CPU", 0),
-            "num_gpus": first.pop("GPU", 0),
-            "resources": first,
-            "max_restarts": 0,
-            "scheduling_strategy": strategy,
-        }
-        actor = ray.remote(RoleActor).options(**options).remote(self._seat.name, self._seat.place, self._where)
+        made = ray.remote(RoleActor).options(**actor_options(self._bundles[0], group, 0))
+        actor = made.remote(self._seat.name, self._seat.place, self._where, self._bundles)
         self.now = _Started(actor, group, "", 0)
         hello: Mapping[str, Any] = self._wait(call, actor.hello.remote())
         self.now = _Started(actor, group, hello["node"], hello["pid"])
@@ -316,6 +308,9 @@ class RemoteRole:
                 answer: tuple[Outcome, bytes] = value
                 return answer
             if kind == "error":
+                if isinstance(value, RankDied):
+                    # A rank's node may be gone: the next attempt gets a group of its own, anywhere.
+                    self.end()
                 raise value
             self._tell(call, kind, value, listener)
 

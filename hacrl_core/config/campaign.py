@@ -167,6 +167,11 @@ class CampaignConfig(StrictConfig):
             raise ValueError(
                 f"update.ranks {update.ranks} is more than the {len(gpus)} gpus of {agent}; give it one GPU per rank"
             )
+        if generate.engine.kind == "builtin" and generate.engine.replicas > 1 and self.runtime.executor != "ray":
+            raise ValueError(
+                f"engine.replicas {generate.engine.replicas}: copies of the built-in engine run on a Ray cluster only; "
+                "set runtime.executor: ray, or replicas: 1"
+            )
         if update.ranks > 1 and ":" in self.agents[agent].device:
             raise ValueError(
                 f"agents.{agent}.device {self.agents[agent].device} names one GPU, and update.ranks {update.ranks} "

@@ -24,6 +24,11 @@ class BuiltinEngineConfig(StrictConfig):
         "model's "
         "own forward; off, or for other models, the transformers cache does the work.",
     )
+    replicas: Annotated[PositiveInt, NotIdentity] = Field(
+        default=1,
+        description="Engines with a copy of the model each, on a Ray cluster: one actor each, on any nodes. They share "
+        "the shards of a generation (twice batch_size responses each) and change no bit of it.",
+    )
     keep: Annotated[bool, NotIdentity] = Field(
         default=True,
         description="Keep the agent loaded between stages; false unloads it after sampling, so that score and update "

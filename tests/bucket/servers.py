@@ -134,6 +134,7 @@ class Faults:
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     counts: dict[str, int] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    answers: list[tuple[str, int]] = field(default_factory=list)  # what the server said to each request
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -221,6 +222,7 @@ def proxy(address: str, faults: Faults) -> Iterator[str]:
                 return
             finally:
                 connection.close()
+            faults.answers.append((f"{self.command} {self.path}", answer.status))
             if faults.dice.random() < faults.lost_share:
                 faults.count("lost")
                 self._cut()

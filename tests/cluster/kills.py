@@ -1,9 +1,10 @@
 """Kill actors, raylets, drivers and heads while a campaign runs on a fake cluster: ``make test-cluster KILLS=50``.
 
-Kills come at random moments and at chosen ones: when a stage has just begun. A killed driver is started again with the
-same command; a lost node is replaced; a killed head means a new cluster. A round is one campaign from an empty home to
-its end. At the end of a round every digest must be that of a local run, each artifact published once, nothing damaged,
-and no process left.
+The stores of driver and nodes are apart: they share a bucket on a SeaweedFS server and nothing else. What a lost node
+had not uploaded is gone. Kills come at random moments and at chosen ones: when a stage has just begun. A killed driver
+is started again with the same command; a lost node is replaced; a killed head means a new cluster. A round is one
+campaign from an empty home to its end. At the end of a round every digest must be that of a local run, the server must
+have accepted each manifest once, nothing may be damaged, and no weight may be on the driver's disk.
 """
 
 import argparse
@@ -11,11 +12,11 @@ import collections
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from flows.home import Home
 from flows.record.log import read_log
 from flows.record.record import read_entries
 from hacrl_core.config.campaign import CampaignConfig
+from tests.bucket.servers import CREDENTIALS, Faults, make_bucket, proxy, seaweedfs
 from tests.cluster.fake import FakeCluster
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, run_here
@@ -43,15 +45,19 @@ class Round:
     home: Home
     cluster: FakeCluster
     rng: random.Random
+    endpoint: str
+    bucket: str
     driver: "subprocess.Popen[bytes] | None" = None
     killed: "collections.Counter[str]" = field(default_factory=collections.Counter)
     restarts: int = 0
 
     def start(self) -> None:
-        own = {"executor": "ray", "address": self.cluster.address, "retries": 100}
+        nodes = self.home.root / "nodes" / "{node}" / "store"
+        own = {"executor": "ray", "address": self.cluster.address, "retries": 100, "node_store": str(nodes)}
+        store = {"bucket": f"s3://{self.bucket}", "endpoint": self.endpoint}
         config = self.home.root / "campaign.json"
         config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(tiny(iterations=ITERATIONS, runtime=own).model_dump_json())
+        config.write_text(tiny(iterations=ITERATIONS, runtime=own, store=store).model_dump_json())
         with (self.home.root / "driver.log").open("ab") as log:
             self.driver = subprocess.Popen(
                 [sys.executable, "-m", "tests.cluster.driver", str(self.home.root), str(config)],
@@ -127,17 +133,22 @@ def run_round(one: Round, kinds: list[str]) -> None:
     raise AssertionError(f"a campaign hangs: {(one.home.root / 'driver.log').read_text()[-2000:]}")
 
 
-def judge(one: Round, expected: dict[str, str]) -> None:
-    """Compare the end of a round with the local run."""
+def judge(one: Round, expected: dict[str, str], network: Faults) -> None:
+    """Compare the end of a round with the local run, and with what the server was asked to write."""
     assert digests(one.home, "tiny") == expected, "other content than a local run"
-    entries = read_entries(one.home.campaign("tiny"))
-    manifests = list((one.home.store / "objects").glob("*/*/manifest.json"))
-    assert len(manifests) == len({(e.stage, e.key) for e in entries}), "an artifact that no stage has"
-    finished = [line.text for line in read_log(one.home.campaign("tiny")) if line.kind == "done"]
-    done = collections.Counter(text.partition(":")[0] for text in finished)
-    twice = {label: count for label, count in done.items() if count > 1}
+    keys = {(entry.stage, entry.key) for entry in read_entries(one.home.campaign("tiny"))}
+    wrote = [
+        (*request.rpartition(".json")[0].split("/")[-2:],)
+        for request, status in network.answers
+        if request.startswith(f"PUT /{one.bucket}/manifests/") and status == 200
+    ]
+    published = collections.Counter(wrote)
+    assert set(published) == keys, "an artifact that no stage has, or a stage whose artifact the bucket lacks"
+    twice = {key: count for key, count in published.items() if count > 1}
     assert not twice, f"published more than once: {twice}"
-    assert not list((one.home.store / "damaged").glob("*")), "damaged artifacts"
+    for store in (one.home.store, *(one.home.root / "nodes").glob("*/store")):
+        assert not list((store / "damaged").glob("*")), f"damaged artifacts in {store}"
+    assert not list((one.home.store / "objects").rglob("*.safetensors")), "the driver downloaded weights"
 
 
 def main() -> None:
@@ -146,8 +157,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rng = random.Random(options.seed)
-    root = Path(tempfile.mkdtemp(prefix="hacrl-kills-"))
+    os.environ.update(CREDENTIALS)
+    with tempfile.TemporaryDirectory(prefix="hacrl-kills-") as place:
+        root, network = Path(place), Faults()
+        with seaweedfs(root / "weed") as address, proxy(address, network) as endpoint:
+            fire(options.kills, options.seed, root, lambda name: make_bucket(address, name), endpoint, network)
+
+
+def fire(kills: int, seed: int, root: Path, make: Callable[[str], None], endpoint: str, network: Faults) -> None:
+    """Make so many kills, ten in each campaign, and print what was done."""
+    rng = random.Random(seed)
     here = Home(root / "local")
     run_here(CampaignConfig.model_validate(tiny(iterations=ITERATIONS).model_dump()), here)
     expected = digests(here, "tiny")
@@ -156,25 +175,26 @@ def main() -> None:
     begun = time.monotonic()
     cluster = FakeCluster()
     try:
-        while sum(total.values()) < options.kills:
-            kinds = [rng.choice(KINDS) for _ in range(min(10, options.kills - sum(total.values())))]
-            one = Round(Home(root / f"round-{rounds}"), cluster, rng)
+        while sum(total.values()) < kills:
+            kinds = [rng.choice(KINDS) for _ in range(min(10, kills - sum(total.values())))]
+            bucket = f"round-{rounds}"
+            make(bucket)
+            one = Round(Home(root / bucket), cluster, rng, endpoint, bucket)
             try:
                 run_round(one, kinds)
             finally:
                 cluster = one.cluster
                 if one.driver is not None and one.driver.poll() is None:
                     os.kill(one.driver.pid, 9)
-            judge(one, expected)
+            judge(one, expected, network)
             total += one.killed
             restarts += one.restarts
             rounds += 1
             print(f"round {rounds}: {dict(one.killed)}, driver started again {one.restarts} times", flush=True)
     finally:
         cluster.close()
-    shutil.rmtree(root, ignore_errors=True)
     minutes = (time.monotonic() - begun) / 60
-    summary = {"kills": sum(total.values()), **total, "rounds": rounds, "artifacts": len(expected)}
+    summary = {"seed": seed, "kills": sum(total.values()), **total, "rounds": rounds, "artifacts": len(expected)}
     print(json.dumps({**summary, "restarts": restarts, "minutes": round(minutes, 1), "all digests equal": True}))
 
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from hacrl_core.errors import EngineError
-from hacrl_core.learning.sharded.ranks import SILENCE, News, Peer, join, use_loopback
+from hacrl_core.learning.sharded.ranks import SILENCE, News, Peer, join, portable, use_interface
 
 
 class SpawnedPeer:
@@ -78,7 +78,7 @@ def _serve(pipe: Connection, parent: int, place: tuple[int, int, str, int, str],
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     index, count, address, port, device = place
-    use_loopback(address)
+    use_interface(address)
     try:
         _say(pipe, News("ready"))
         store = TCPStore(address, port, is_master=False, timeout=SILENCE)
@@ -89,21 +89,13 @@ def _serve(pipe: Connection, parent: int, place: tuple[int, int, str, int, str],
     except EOFError:
         os._exit(0)
     except BaseException as problem:
-        _say(pipe, News("error", _portable(problem)))
+        _say(pipe, News("error", portable(problem)))
         os._exit(1)  # at once: the others wait for this rank in a collective
 
 
 def _say(pipe: Connection, news: News) -> None:
     with contextlib.suppress(OSError):
         pipe.send_bytes(pickle.dumps(news))
-
-
-def _portable(problem: BaseException) -> BaseException:
-    try:
-        pickle.loads(pickle.dumps(problem))
-    except Exception:
-        return RuntimeError(f"{type(problem).__name__}: {problem}")
-    return problem
 
 
 def _end_with(parent: int) -> None:

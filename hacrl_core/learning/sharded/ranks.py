@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
@@ -70,6 +71,15 @@ class StartRank(Protocol):
         """Start the rank and return this end of it, without waiting until it is up."""
 
 
+def portable(problem: BaseException) -> BaseException:
+    """Return the error, or where it cannot be sent to another process one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(problem))
+    except Exception:
+        return RuntimeError(f"{type(problem).__name__}: {problem}")
+    return problem
+
+
 @dataclass
 class Rank:
     """One rank's place in its group, and what it keeps between tasks."""
@@ -113,10 +123,18 @@ def join(index: int, count: int, store: Store, device: str) -> Rank:
     return Rank(index, count, own, init_device_mesh(own.type, (count,)), control)
 
 
-def use_loopback(address: str) -> None:
-    """Let gloo talk over the loopback interface where all ranks are on this machine; a user's choice stands."""
+def use_interface(address: str) -> None:
+    """Let gloo and NCCL talk over the interface that has this address of this machine; a user's choice stands.
+
+    By themselves they take the one that the host's name means, which is loopback on many machines.
+    """
     if address == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 class RankGroup:
@@ -133,7 +151,7 @@ class RankGroup:
             RankGroup._current.close()
         self.count = count
         self.device = device
-        use_loopback(address)
+        use_interface(address)
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=SILENCE)
         self._peers = [start(index, count, address, self._store.port, device) for index in range(1, count)]
         self._open = True
@@ -276,6 +294,11 @@ class _Watch:
         return any(_weight(news) < 2 for news in self.news.values() if news.kind != self.wanted)
 
 
+def _is_broken_connection(problem: Exception) -> bool:
+    """Whether a collective failed because another rank is gone; gloo says so in a plain RuntimeError."""
+    return isinstance(problem, dist.DistError) or (isinstance(problem, RuntimeError) and "gloo" in str(problem))
+
+
 def _weight(news: News) -> int:
     if isinstance(news.value, HacrlError):
         return 0
@@ -298,6 +321,9 @@ def _watching(peers: "list[Peer]", wanted: str, name: str) -> Iterator[_Watch]:
         while watch.failed_at is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         explained = watch.problem()
+        if explained is None and _is_broken_connection(problem):
+            # A machine that is gone is found out later than the connections to it.
+            explained = RankDied(f"{name}: a rank does not answer ({str(problem).splitlines()[0][:200]})")
         if explained is None:
             raise
         raise explained from problem
