@@ -75,7 +75,14 @@ test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against on
 test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL where it is installed); a few minutes
 	@$(BIN)/pytest -m servers tests/servers tests/flow tests/browser
 
-test-bucket: dev  ## The store over buckets: SeaweedFS and moto, races, damage, a bad network; a few minutes
+# Emulators of Azure and Google, apart from the environment: nothing else needs them.
+.venv/clouds/ready: .venv/dev-ready
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix .venv/clouds azurite@3.37.0 \
+	 && $(UV) venv --quiet --clear -p $(BIN)/python .venv/clouds/gcs \
+	 && $(UV) pip install --quiet -p .venv/clouds/gcs/bin/python gcp-storage-emulator==2026.7.19 && touch $@; \
+	 else echo "no npm: Azure's and Google's emulators are not tested"; fi
+
+test-bucket: dev .venv/clouds/ready  ## The store over buckets: SeaweedFS, moto, Azurite, races, damage, a bad network; minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.

@@ -33,6 +33,13 @@ def sweep(
             "--jobs", "-j", min=1, help="Number of processes that run cells side by side. Default: as the sweep says."
         ),
     ] = None,
+    pool: Annotated[
+        bool,
+        typer.Option(
+            "--pool",
+            help="Run nothing here; queue the cells in Prefect's work pool, where any hacrl worker takes them.",
+        ),
+    ] = False,
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -40,7 +47,8 @@ def sweep(
 
     After an interruption the same command resumes. Finished cells are not run again, so a variant or seed that is added
     to the file runs alone. --set overrides settings of the sweep, e.g. --set seeds=[1,2] or
-    --set settings.iterations=10.
+    --set settings.iterations=10. Workers on several machines need a common bucket (settings.store); once they are done,
+    the same command without --pool makes the report from it.
     """
     from flows.sweep.report import make_report, write_report
     from flows.sweep.run import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
@@ -49,6 +57,11 @@ def sweep(
     chosen = load_sweep(config, [*(set_ or ()), *([f"concurrency={jobs}"] if jobs else [])])
     if plan:
         show_plan(console, chosen, plan_sweep(chosen, place)[0])
+        return
+    if pool:
+        from flows.scheduling.deployments import queue_cells
+
+        queue_cells(console, chosen.config.name, [cell.config for cell in chosen.cells], place)
         return
     if report:
         found, outcome = make_report(chosen, place.root), None

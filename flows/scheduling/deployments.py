@@ -3,8 +3,9 @@
 Prefect is imported inside functions: its settings must be in the environment before.
 """
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,51 @@ def deploy(console: Console, config: CampaignConfig, home: Home, *, now: bool, a
         if now:
             run = client.create_flow_run_from_deployment(deployment, name=f"{config.name} by hand")
             console.print(f"  a run is queued: {run.name}", highlight=False)
+
+
+def queue_cells(console: Console, name: str, cells: Sequence[CampaignConfig], home: Home) -> None:
+    """Queue a sweep's cells as flow runs of the work pool, which any worker may take; one deployment has them all.
+
+    A cell whose run is queued or running is not queued again.
+    """
+    with _client(home) as client:
+        from prefect.utilities.callables import parameter_schema
+
+        from flows.scheduled import ENTRYPOINT, scheduled_campaign
+
+        ensure_pool(POOL)
+        deployment = client.create_deployment(
+            flow_id=client.create_flow_from_name(FLOW),
+            name=f"sweep {name}",
+            description=f"{len(cells)} cells of the sweep {name}; queued with hacrl sweep --pool.",
+            entrypoint=ENTRYPOINT,
+            work_pool_name=POOL,
+            parameter_openapi_schema=parameter_schema(scheduled_campaign).model_dump(),
+            enforce_parameter_schema=True,
+            job_variables={},
+            tags=["hacrl"],
+        )
+        under_way = _under_way(client, deployment)
+        todo = [cell for cell in cells if cell.name not in under_way]
+        for cell in todo:
+            given = {"config": cell.model_dump(mode="json", exclude={"schedule"}), "settings": {}}
+            client.create_flow_run_from_deployment(deployment, parameters=given, name=cell.name, tags=[cell.name])
+        waiting = f"; {len(cells) - len(todo)} are queued or running already" if len(todo) < len(cells) else ""
+        console.print(f"sweep {name}: {len(todo)} cells are queued in work pool {POOL}{waiting}", highlight=False)
+
+
+def _under_way(client: "SyncPrefectClient", deployment: Any) -> set[str]:
+    """Return the cells whose runs of a deployment have not ended."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+
+    its = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    found: set[str] = set()
+    for offset in itertools.count(0, 200):
+        runs = client.read_flow_runs(deployment_filter=its, limit=200, offset=offset)
+        found |= {tag for run in runs if run.state is not None and not run.state.is_final() for tag in run.tags}
+        if len(runs) < 200:
+            return found
+    return found
 
 
 def remove(console: Console, name: str, home: Home) -> None:

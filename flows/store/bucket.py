@@ -6,9 +6,10 @@ collection of the bucket spares what the roots of all homes name.
 
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.artifacts.remote import blob_path
 from hacrl_core.artifacts.shared import SharedStore
-from hacrl_core.errors import ArtifactError, BucketError, ConfigError
+from hacrl_core.errors import ArtifactError, BucketError, ConfigError, HacrlError
 
 # The stages whose artifact is a version: gigabytes where the others are tables.
 VERSION_STAGES = ("warmstart", "adopt", "update")
 # The end of a command waits so long for a bucket that does not answer.
 PATIENCE_SECONDS = 60.0
+# Garbage collection of another home asks the roots, and waits at least an hour before it takes what none names.
+ROOTS_SECONDS = 600.0
 _THREADS = 8
 
 
@@ -42,7 +45,8 @@ def uploading(store: Store, warn: Callable[[str], None], home: Home | None = Non
         return
     store.uploads.start()
     try:
-        yield
+        with _roots_written(home, store):
+            yield
         if not store.uploads.flush(PATIENCE_SECONDS):
             left = len(store.uploads.waiting())
             warn(f"bucket {store.bucket.name}: {left} artifacts are not there yet; hacrl store push uploads them")
@@ -52,6 +56,26 @@ def uploading(store: Store, warn: Callable[[str], None], home: Home | None = Non
         warn(f"{problem}; hacrl store push uploads the rest")
     finally:
         store.uploads.close()
+
+
+@contextmanager
+def _roots_written(home: Home | None, store: SharedStore) -> Iterator[None]:
+    """Write down every few minutes what the home's campaigns need: a campaign may run for longer than a grace."""
+    ended = threading.Event()
+
+    def write() -> None:
+        while home is not None and not ended.wait(ROOTS_SECONDS):
+            # A bucket that is away, or a record that is being written: the next time.
+            with suppress(HacrlError, OSError):
+                write_roots(home, store)
+
+    writer = threading.Thread(target=write, name="roots", daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
 
 
 def bucket_store(home: Home) -> SharedStore:

@@ -23,6 +23,8 @@ _CHUNK = 8 << 20
 # S3 takes at most 10,000 parts of an object.
 _PARTS = 5000
 _DOWNLOAD_ATTEMPTS = 3
+# What S3 and Azure say about a request whose signature has a time that is far from theirs.
+_CLOCK_IS_WRONG = ("RequestTimeTooSkewed", "Request date header too old")
 _KEYLESS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
 
 
@@ -69,6 +71,8 @@ class Bucket:
             self._ask(path, lambda: self._library.put(self._store, path, data, mode="create", use_multipart=False))
         except exists:
             return False
+        except FileNotFoundError as problem:
+            raise self._no_bucket() from problem
         return True
 
     def replace(self, path: str, data: bytes, etag: str | None) -> bool:
@@ -88,12 +92,17 @@ class Bucket:
         """Write an object, in several parts if it is large; one that exists is overwritten."""
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         chunk = max(_CHUNK, -(-size // _PARTS))
-        self._ask(
-            path,
-            lambda: self._library.put(
-                self._store, path, data, mode="overwrite", use_multipart=size > chunk, chunk_size=chunk
-            ),
-        )
+        try:
+            self._ask(
+                path,
+                lambda: self._library.put(
+                    self._store, path, data, mode="overwrite", use_multipart=size > chunk, chunk_size=chunk
+                ),
+            )
+        except FileNotFoundError as problem:
+            if isinstance(data, Path) and not data.exists():
+                raise
+            raise self._no_bucket() from problem
 
     def download(self, path: str, target: Path) -> str | None:
         """Write an object into a file and return the sha256 of what was written, or None if it does not exist."""
@@ -133,7 +142,14 @@ class Bucket:
         Without conditional writes two machines would overwrite one another's results in silence.
         """
         path = f"probe/{secrets.token_hex(8)}"
-        first = self.create(path, b"first")
+        try:
+            first = self.create(path, b"first")
+        except BucketError as problem:
+            if "Header missing" not in str(problem):
+                raise
+            raise ConfigError(
+                f"{problem}; without tags a lost race cannot be told from a won one; use a server that sends them"
+            ) from problem
         again = self.create(path, b"second")
         stands = self.read(path)
         with suppress(BucketError):
@@ -145,6 +161,10 @@ class Bucket:
                 "If-None-Match), so machines would overwrite one another's results; use a server that supports it, "
                 "such as AWS S3, GCS, Azure, MinIO or SeaweedFS"
             )
+
+    def _no_bucket(self) -> ConfigError:
+        at = f" at {self.endpoint}" if self.endpoint else ""
+        return ConfigError(f"bucket {self.name}{at}: there is no such bucket; create it, or correct store.bucket")
 
     def _stream(self, path: str, target: Path) -> str:
         digest = hashlib.sha256()
@@ -163,6 +183,12 @@ class Bucket:
         except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError):
             raise
         except (errors.PermissionDeniedError, errors.UnauthenticatedError) as problem:
+            if any(sign in str(problem) for sign in _CLOCK_IS_WRONG):
+                # It answers again once the clock is right: nothing has to end for that.
+                raise BucketError(
+                    f"bucket {self.name}: this machine's clock differs from the server's by more than it allows; set "
+                    "the clock, e.g. with NTP"
+                ) from problem
             raise ConfigError(
                 f"bucket {self.name}: it refuses these credentials ({path}); set them in the environment, e.g. "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -199,7 +225,7 @@ def _connect(settings: StoreConfig) -> Any:
         options["region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         options["virtual_hosted_style_request"] = False
     if settings.endpoint is not None:
-        options["endpoint"] = settings.endpoint
+        options["base_url" if url.startswith("gs:") else "endpoint"] = settings.endpoint
     try:
         return from_url(
             url,

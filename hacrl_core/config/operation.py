@@ -51,9 +51,9 @@ class RuntimeConfig(StrictConfig):
 class StoreConfig(StrictConfig):
     """A bucket behind the store, which machines share. Changes no result; credentials come from the environment."""
 
-    bucket: str = Field(description="s3://bucket/prefix, gs://…, az://account/container/… or file:///folder.")
+    bucket: str = Field(description="s3://bucket/prefix, gs://bucket/…, az://container/… or file:///folder.")
     endpoint: str | None = Field(
-        None, description="Address of an S3 server of your own, e.g. http://127.0.0.1:8333; empty: the cloud's."
+        None, description="Address of a server of your own, e.g. http://127.0.0.1:8333 for S3; empty: the cloud's."
     )
     cache_gb: float | None = Field(
         None,

@@ -1,5 +1,7 @@
 """S3 servers and a bad network for the tests: SeaweedFS and moto as real servers, and a proxy that breaks things."""
 
+import base64
+import hmac
 import http.client
 import json
 import os
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -62,6 +65,53 @@ def moto(folder: Path) -> Iterator[str]:
         address = f"http://127.0.0.1:{port}"
         _wait(address)
         yield address
+
+
+# The account of Azure's emulator, the same everywhere by its documentation.
+AZURE = {
+    "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+    "AZURE_STORAGE_ACCOUNT_KEY": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/"
+    "K1SZFPTOtr/KBHBeksoGMGw==",
+}
+CLOUDS = Path(sys.prefix) / "clouds"  # make test-bucket installs the emulators there
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[str]:
+    """Microsoft's emulator of Azure Blob Storage; yields the address of its account."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    program = CLOUDS / "node_modules" / ".bin" / "azurite-blob"
+    command = [str(program), "--silent", "--skipApiVersionCheck", "--location", str(folder)]
+    with _process([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], folder / "log.txt", folder):
+        _wait(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}/{AZURE['AZURE_STORAGE_ACCOUNT_NAME']}"
+
+
+@contextmanager
+def gcs(folder: Path) -> Iterator[str]:
+    """An emulator of Google Cloud Storage with one bucket, ``team``; yields its address."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [str(CLOUDS / "gcs" / "bin" / "gcp-storage-emulator"), "start", "--host", "127.0.0.1", "--port"]
+    with _process([*command, str(port), "--in-memory", "--default-bucket", "team"], folder / "log.txt", folder):
+        _wait(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+
+
+def make_container(address: str, name: str) -> None:
+    """Create a container of Azure's emulator, with a signature of its own kind."""
+    parts, account = urlsplit(address), AZURE["AZURE_STORAGE_ACCOUNT_NAME"]
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    signed = "PUT" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
+    signed += f"/{account}/{account}/{name}\nrestype:container"
+    key = base64.b64decode(AZURE["AZURE_STORAGE_ACCOUNT_KEY"])
+    signature = base64.b64encode(hmac.digest(key, signed.encode(), "sha256")).decode()
+    headers |= {"Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
+    connection = http.client.HTTPConnection(parts.netloc, timeout=30)
+    connection.request("PUT", f"{parts.path}/{name}?restype=container", headers=headers)
+    assert connection.getresponse().status == 201
+    connection.close()
 
 
 @contextmanager
@@ -131,6 +181,7 @@ class Faults:
     torn_share: float = 0.0  # the answer is cut in its middle
     delay: float = 0.0
     away: bool = False  # the connection is closed at once
+    skewed: bool = False  # refused as S3 refuses a client whose clock is off by an hour
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     counts: dict[str, int] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
@@ -202,6 +253,10 @@ def proxy(address: str, faults: Faults) -> Iterator[str]:
                 self._cut()
                 return
             body = self.rfile.read(length) if length else None
+            if faults.skewed:
+                faults.count("skewed")
+                self._answer(403, {}, b"<Error><Code>RequestTimeTooSkewed</Code></Error>")
+                return
             faults.requests.append(f"{self.command} {self.path}")
             time.sleep(faults.delay)
             if faults.dice.random() < faults.error_share:

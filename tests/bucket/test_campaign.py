@@ -73,26 +73,34 @@ def test_a_campaign_over_a_bad_network_ends_with_the_bits_of_one_alone_and_a_sec
 
 
 def _go_away_once(home: Home, faults: Faults) -> None:
-    """Once the campaign has its first rollouts, the bucket does not answer for some seconds."""
+    """Once the campaign has its first rollouts, the bucket does not answer for a minute."""
     deadline = time.monotonic() + 300
     while not any((home.store / "objects").glob("generate/*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     faults.away = True
-    time.sleep(6)
+    time.sleep(60)
     faults.away = False
 
 
-def _run(home: Path, settings: StoreConfig, ran) -> None:
+def _run(home: Path, settings: StoreConfig, ran, off: float) -> None:
+    """Run the campaign on a machine whose clock is off by so many seconds."""
     os.environ.update(CREDENTIALS)
+    real = time.time
+    time.time = lambda: real() + off
     ran.put(run_here(over(settings), Home(home)))
 
 
-def test_two_homes_that_run_the_same_campaign_at_once_compute_each_stage_once(weed, fresh, alone, tmp_path):
+def test_two_homes_with_clocks_two_hours_apart_compute_each_stage_of_a_common_campaign_once(
+    weed, fresh, alone, tmp_path
+):
     settings = fresh(weed)
     homes = [own_copy(alone, "tiny", tmp_path / name, ("warmstart",), record=False) for name in ("one", "two")]
     context = multiprocessing.get_context("spawn")
     ran = context.Queue()
-    running = [context.Process(target=_run, args=(home.root, settings, ran)) for home in homes]
+    running = [
+        context.Process(target=_run, args=(home.root, settings, ran, off))
+        for home, off in zip(homes, (-3600.0, 3600.0), strict=True)
+    ]
     for process in running:
         process.start()
     labels = [label for _ in running for label in ran.get(timeout=500)]

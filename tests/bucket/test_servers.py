@@ -25,8 +25,8 @@ def store(settings: StoreConfig, home: Path, told: list[str] | None = None, **op
     return SharedStore(home / "store", Bucket(settings), said, **options)
 
 
-def test_the_interface_means_the_same_on_every_server(address, fresh):
-    bucket = Bucket(fresh(address))
+def check_interface(bucket: Bucket) -> None:
+    """What the store relies on, asked of a bucket; it is empty afterwards."""
     assert bucket.read("a/b") is None
     assert bucket.stat("a/b") is None
     assert bucket.create("a/b", b"one")
@@ -47,9 +47,8 @@ def test_the_interface_means_the_same_on_every_server(address, fresh):
     assert list(bucket.list("")) == []
 
 
-def test_large_files_travel_in_parts(address, fresh, tmp_path, monkeypatch):
-    monkeypatch.setattr("hacrl_core.artifacts.bucket._CHUNK", 5 << 20)
-    settings = fresh(address)
+def check_large_files(settings: StoreConfig, tmp_path: Path) -> None:
+    """A file of several parts arrives as it was."""
     mine, theirs = store(settings, tmp_path / "a"), store(settings, tmp_path / "b")
     staged = mine.stage_folder("x")
     content = os.urandom(17 << 20)
@@ -58,6 +57,21 @@ def test_large_files_travel_in_parts(address, fresh, tmp_path, monkeypatch):
     assert mine.uploads.flush(60)
     with theirs.reading([ref]):
         assert (theirs.folder("thing", ref.key) / "weights").read_bytes() == content
+
+
+def test_the_interface_means_the_same_on_every_server(address, fresh):
+    check_interface(Bucket(fresh(address)))
+
+
+def test_a_bucket_that_does_not_exist_is_one_line(address, credentials, tmp_path):
+    nowhere = store(StoreConfig(bucket="s3://nowhere/x", endpoint=address), tmp_path / "a")
+    with pytest.raises(ConfigError, match=rf"bucket s3://nowhere/x at {address}: there is no such bucket; create it"):
+        nowhere.uploads.start()
+
+
+def test_large_files_travel_in_parts(address, fresh, tmp_path, monkeypatch):
+    monkeypatch.setattr("hacrl_core.artifacts.bucket._CHUNK", 5 << 20)
+    check_large_files(fresh(address), tmp_path)
 
 
 def _write(number: int, settings: StoreConfig, home: Path, results) -> None:
@@ -161,6 +175,24 @@ def test_a_bucket_that_is_away_gets_everything_when_it_is_back(weed, fresh, tmp_
     for ref in refs:
         with theirs.reading([ref]):
             pass
+
+
+def test_a_server_that_refuses_a_wrong_clock_is_one_that_is_away_and_the_clock_is_named(weed, fresh, tmp_path):
+    faults = Faults(skewed=True)
+    with proxy(weed, faults) as through:
+        settings = fresh(weed, through)
+        told: list[str] = []
+        mine = store(settings, tmp_path / "a", told)
+        mine.uploads.start()
+        ref = publish(mine, identity(a=0))
+        assert not mine.uploads.flush(2)
+        assert "this machine's clock differs from the server's" in told[0]
+        faults.skewed = False
+        assert mine.uploads.flush(60)
+        mine.uploads.close()
+        with store(settings, tmp_path / "b").reading([ref]):
+            pass
+    assert faults.counts["skewed"] > 0
 
 
 def test_a_server_that_ignores_conditions_is_refused_by_name(credentials, tmp_path):

@@ -5,6 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.home import Home
@@ -82,13 +83,8 @@ def kill_a_rank() -> None:
 
 
 def peers_alive() -> list[int]:
-    import psutil
-
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any("PeerActor" in part for part in process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+    running = psutil.process_iter(["cmdline"])
+    return [one.pid for one in running if any("PeerActor" in part for part in one.info["cmdline"] or ())]
 
 
 def test_replicas_on_any_nodes_share_a_generation_and_change_no_bit(tmp_path: Path, narrow, on_ray, monkeypatch):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.home import Home
 from flows.record.record import read_entries
-from flows.store.bucket import VERSION_STAGES
+from flows.store.bucket import VERSION_STAGES, uploading
 from hacrl_core.artifacts import open_store
 from hacrl_core.artifacts.removal import collect
 from hacrl_core.artifacts.shared import SharedStore
@@ -167,6 +167,21 @@ def test_garbage_of_a_bucket_is_what_no_home_needs_after_a_grace(first, finished
     assert set((bucket / "blobs").iterdir()) < blobs
     assert "0 damaged" in hacrl(first, "store", "verify", "--bucket")
     assert run_here(over(bucket), Home(tmp_path / "third")) == []
+
+
+def test_what_a_running_campaign_needs_is_in_the_bucket_before_it_ends(first, bucket, monkeypatch):
+    """Garbage collection of another home must see it: a campaign may run for longer than the grace."""
+    shutil.rmtree(bucket / "roots")
+    (first.store / "roots.json").unlink()
+    monkeypatch.setattr("flows.store.bucket.ROOTS_SECONDS", 0.05)
+    store = open_store(first.store)
+    deadline = time.monotonic() + 30
+    with uploading(store, pytest.fail, first):
+        while not list((bucket / "roots").rglob("*.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    needed = json.loads(next((bucket / "roots").rglob("*.json")).read_text())["needed"]
+    assert set(needed) == {entry.key for entry in read_entries(first.campaign("tiny"))}
 
 
 def test_versions_that_a_policy_does_not_keep_lose_their_files_in_the_bucket_and_stay_known(first, bucket, tmp_path):
