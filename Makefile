@@ -119,7 +119,8 @@ bench-overhead: setup  ## Share of an iteration outside the stages; a cached ite
 	@$(BIN)/python benchmarks/overhead.py
 
 bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
-	@$(BIN)/python benchmarks/scale.py
+	@$(BIN)/python benchmarks/scale.py --data docs/pictures/scale.json
+	@$(BIN)/python benchmarks/scale_picture.py
 
 bench-loss: .venv/bench-ready  ## Fused loss against naive, TRL and Liger
 	@$(BIN)/python benchmarks/loss.py

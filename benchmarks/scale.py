@@ -161,12 +161,45 @@ def reproduction(rates: Rates) -> dict[str, float]:
     return {"campaigns": campaigns} | {f"days_on_{n}_nodes": round(seconds / 86400 / n, 2) for n in (1, 4, 16, 128)}
 
 
+def widened(config: CampaignConfig, factor: int) -> CampaignConfig:
+    """Return a pair whose agents have so many times their GPUs: ranks of the updates and replicas of the engines."""
+    raw = config.model_dump(mode="json")
+    first = 0
+    for agent in raw["agents"].values():
+        gpus = factor * len(agent["gpus"])
+        agent["gpus"] = list(range(first, first + gpus))
+        agent["generate"] = {**agent["generate"], "engine": {**agent["generate"]["engine"], "replicas": gpus}}
+        agent["update"] = {**agent["update"], "ranks": gpus}
+        first += gpus
+    return CampaignConfig.model_validate(raw)
+
+
+def one_campaign(rates: Rates) -> list[dict[str, float]]:
+    """Return the seconds of an iteration of one campaign on more and more GPUs, by the plan."""
+    config = paper_config(6)
+    rows = []
+    for factor in (1, 2, 4, 8, 16, 32, 64, 128):
+        wide = widened(config, factor)
+        seconds = make_plan(wide, parse_cluster(f"{GPUS * factor}xH100", rates), rates).iteration_seconds
+        rows.append({"gpus": GPUS * factor, "iteration_seconds": round(seconds, 1)})
+    return rows
+
+
+def kept(path: Path | None, rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return the rows with those of earlier runs that a file holds, by the number of campaigns."""
+    if path is None or not path.exists():
+        return rows
+    earlier = {row["campaigns"]: row for row in json.loads(path.read_text())["rows"]}
+    return [row for _, row in sorted((earlier | {row["campaigns"]: row for row in rows}).items())]
+
+
 def main() -> None:
     """Print one line per number of campaigns, then everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--campaigns", default="1,2,4,8,16,32,64,128")
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long one campaign may last here, at least")
+    parser.add_argument("--data", type=Path, help="JSON file for all of it; rows of earlier runs stay")
     arguments = parser.parse_args()
     rates, look_ups = load_rates(), LookUps()
     look_ups.install()
@@ -184,7 +217,14 @@ def main() -> None:
             f"cores ({row['driver_cores_compressed']:.2f} at {compress:.0f}×), look-ups {row['look_up_share']:.1%}",
             flush=True,
         )
-    print(json.dumps({"rows": rows, "reproduction": reproduction(rates)}))
+    found = {
+        "rows": kept(arguments.data, rows),
+        "one_campaign": one_campaign(rates),
+        "reproduction": reproduction(rates),
+    }
+    if arguments.data is not None:
+        arguments.data.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
