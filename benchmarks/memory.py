@@ -18,8 +18,6 @@ GIB = 1 << 30
 PROMPT, RESPONSE, ROWS = 56, 200, int(os.environ.get("ROWS", "16"))
 LIMIT = 6 * GIB
 OFF = 0.1  # how far the estimate may be from the peak
-# Some virtual machines announce AMX and then end a process that uses it.
-ENVIRONMENT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
 CASES = {
     "generate 16 × 256": {"stage": "generate"},
     "generate, bfloat16": {"stage": "generate", "dtype": "bfloat16"},
@@ -38,9 +36,10 @@ CASES = {
         "stage": "update", "lora": {"rank": 16, "alpha": 32}, "token_budget": 4096, "gradient_checkpointing": True,
     },
     "gradient cosine": {"stage": "update", "cosine": True},
-    "gemma generate": {"stage": "generate", "model": "gemma"},
-    "gemma score": {"stage": "score", "model": "gemma"},
-    "gemma update": {"stage": "update", "model": "gemma", "token_budget": 1024},
+    "gemma generate": {"stage": "generate", "model": "gemma", "rows": 16, "response": 16},
+    "gemma score": {"stage": "score", "model": "gemma", "rows": 4, "response": 80},
+    "gemma update": {"stage": "update", "model": "gemma", "rows": 4, "response": 80},
+    "gemma update, bf16": {"stage": "update", "model": "gemma", "rows": 4, "response": 80, "autocast": "bf16"},
 }  # fmt: skip
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -60,9 +59,7 @@ def main() -> int:
     for name, case in CASES.items():
         if wanted not in name:
             continue
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False, env=ENVIRONMENT
-        )
+        done = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{name}: ended with {done.returncode}: {(done.stderr.splitlines() or [''])[-1]}")
             return 1
@@ -81,6 +78,9 @@ def main() -> int:
 
 def measure(case: dict) -> dict:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from hacrl_core.instructions import settle_instructions
+
+    settle_instructions()
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
@@ -98,14 +98,15 @@ def measure(case: dict) -> dict:
     large = case.pop("model", "") == "gemma"
     config = Gemma3TextConfig(**GEMMA3, **ends) if large else LlamaConfig(**SMOLLM2, **ends)
     stage, cosine, dtype = case.pop("stage"), case.pop("cosine", False), case.pop("dtype", "float32")
-    generate = GenerateConfig(max_tokens=RESPONSE, batch_size=ROWS, engine={"kind": "builtin", "dtype": dtype})
+    count, response = case.pop("rows", ROWS), case.pop("response", RESPONSE)
+    generate = GenerateConfig(max_tokens=response, batch_size=count, engine={"kind": "builtin", "dtype": dtype})
     update = UpdateConfig(learning_rate=1e-6, **case)
     score = ScoreConfig(autocast=update.autocast)
     guess = getattr(estimate(shape_of(config), generate, score, update, PROMPT), stage)
     model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).eval()
     agent = Agent(model, _Tokenizer(), (2,), Path("random"))
     rng = np.random.default_rng(0)
-    rows = [tuple(map(int, rng.integers(3, config.vocab_size, PROMPT + RESPONSE))) for _ in range(ROWS)]
+    rows = [tuple(map(int, rng.integers(3, config.vocab_size, PROMPT + response))) for _ in range(count)]
     sequences = [TrainSequence(row[:PROMPT], row[PROMPT:]) for row in rows]
     peak.begin()
     begun = time.perf_counter()
@@ -131,7 +132,8 @@ def _generate(agent, sequences, update) -> None:
     stop = StopRule((), StopStrings(agent.tokenizer, ()))
     with torch.inference_mode():
         Scheduler(
-            decoder, requests, SamplingParams(max_tokens=RESPONSE), stop, batch_size=ROWS, device=agent.device,
+            decoder, requests, SamplingParams(max_tokens=len(sequences[0].response_token_ids)), stop,
+            batch_size=len(sequences), device=agent.device,
             logits_alone=None, on_progress=None,
         ).run()  # fmt: skip
 

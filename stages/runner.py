@@ -73,7 +73,7 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             seconds=seconds,
             commit=_commit(),
             packages=package_versions(),
-            hardware=_hardware(),
+            hardware={**_hardware(), **_fused_path(result.metrics)},
             process=f"{os.getpid()}",
             peak_memory_bytes=highest.host_bytes,
             peak_device_bytes=highest.device_bytes,
@@ -105,6 +105,12 @@ def _check_metrics(call: StageCall, metrics: Metrics) -> None:
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if bad:
         raise StageError(f"{call.label}: metrics {bad} are not finite; nothing was published")
+
+
+def _fused_path(metrics: Metrics) -> dict[str, str]:
+    """Which code computed the fused loss on a GPU; on a CPU there is one."""
+    paths = [bool(value) for name, value in metrics.items() if name.endswith("/fused_triton")]
+    return {"fused_loss": "triton" if all(paths) else "torch"} if paths else {}
 
 
 @cache

@@ -1,18 +1,17 @@
 """What all tests share."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from hacrl_core.instructions import settle_instructions
 from tests.once import common_folder, once
 from tests.patience import patience
 
-# Some virtual machines announce AMX and then refuse its instructions, which ends the process in a product of bfloat16.
-# torch reads this when it is imported; float32 is not concerned.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# As every process that computes does it: before torch computes anything.
+settle_instructions()
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile(

@@ -37,6 +37,7 @@ from flows.run.session import open_session
 from flows.store.bucket import uploading
 from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.config.evaluation import BenchmarkConfig
+from hacrl_core.instructions import settle_instructions
 from hacrl_core.seeding import derive_seed
 from hacrl_core.verification.verifiers import resolve_verifier, verifier_source
 from stages.evaluate import EvaluateSlice
@@ -139,6 +140,8 @@ class _EvaluationListener(Listener):
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
         self.ran = True
+        if line := settle_instructions():
+            self.warn(line)
         _prepare_torch()
         self._doing = f"importing {call.agent}" if call.stage == "adopt" else f"evaluating on {call.variant}"
         self._quarters.clear()

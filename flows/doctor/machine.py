@@ -14,6 +14,7 @@ from flows.doctor.sandbox import sandbox_checks
 from flows.home import Home
 from flows.views.text import gib
 from hacrl_core.errors import EngineError
+from hacrl_core.instructions import settle_instructions
 
 REQUIRED = ("torch", "transformers", "prefect", "mlflow", "pyarrow", "datasets", "math-verify", "pydantic")
 OPTIONAL = {"peft": "LoRA: pip install 'hacrl[lora]'", "triton": "fused kernel on CUDA: comes with torch for CUDA"}
@@ -53,9 +54,12 @@ def _packages() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
+    line = settle_instructions()
     import torch
 
     yield "ok", "processor", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads here"
+    if line:
+        yield "note", "bfloat16", line
     if not torch.cuda.is_available():
         yield "note", "GPU", "none found; everything runs on the CPU"
     for number in range(torch.cuda.device_count()):

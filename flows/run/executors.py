@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from flows.run.events import Listener
-from flows.run.placement import Placement, role_of, seats_of, turns_of
+from flows.run.placement import Placement, computes_in_bfloat16, role_of, seats_of, turns_of
 from flows.run.worker import Worker, stop_workers
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.instructions import settle_instructions
 from stages.runner import run_stage
 from stages.spec import Context, Outcome, StageCall
 
@@ -49,6 +50,9 @@ class ProcessExecutor:
         self._seats = seats_of(config)
         turns = turns_of(config)
         output = listener.output if listener else None
+        # Here, so that it is said once; the processes inherit it.
+        if computes_in_bfloat16(config) and (line := settle_instructions()) and listener:
+            listener.warn(line)
         self._workers = {
             seat.name: Worker(seat.name, store.root, seat.place, turn=turns.get(seat.name), output=output)
             for seat in self._seats.values()

@@ -22,6 +22,7 @@ from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.errors import HacrlError
+from hacrl_core.instructions import settle_instructions
 from stages.runner import package_versions, run_stage
 from stages.spec import Context, Outcome, StageCall
 
@@ -63,6 +64,8 @@ class RoleActor:
         # One thread for all stages: what a stage starts may live as long as the thread that started it.
         self._thread = ThreadPoolExecutor(1, "stage")
         self._store = where.open(self._node, self._warn)
+        if line := settle_instructions():
+            self._warn(line)
         warm = WarmModels(own_code=place.own_code)
         self._peers: Peers | None = None
         if len(bundles) > 1:

@@ -164,6 +164,17 @@ def gpus_of(agent: AgentConfig, engine: EngineConfig, machine: int | None = None
     return frozenset(used)
 
 
+def computes_in_bfloat16(config: CampaignConfig) -> bool:
+    """Whether an agent samples or learns in bfloat16 on the CPU."""
+    for name, agent in config.agents.items():
+        engine = config.generation(name).engine
+        if agent.device == "cpu" or (agent.device == "auto" and not gpus_of(agent, engine)):
+            halves = (config.training(name).autocast == "bf16", engine.dtype == "bfloat16")
+            if any(halves):
+                return True
+    return False
+
+
 def count_gpus() -> int:
     """Count the machine's GPUs without importing torch, which the campaign's own process does not need."""
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])

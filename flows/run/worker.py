@@ -22,6 +22,7 @@ from flows.run.placement import Placement, Turn
 from flows.run.signals import die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
+from hacrl_core.instructions import settle_instructions
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
@@ -306,6 +307,7 @@ def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connec
 
 def prepare_torch(place: Placement) -> str:
     """Import torch with the placement's threads, silence the libraries, and return the device to use."""
+    settle_instructions()  # silently: whoever starts workers for bfloat16 has said it
     import torch
     import transformers
 

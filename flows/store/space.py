@@ -1,24 +1,21 @@
 """An estimate of the disk space that a campaign still needs, shown before it starts.
 
-Versions count by the size of the models and the keep policy, tables by the number of responses. Where the campaign has
-already made some, their real size counts.
+It counts what will be written from now on and stays: versions by the size of the models and the keep policy, the
+adopted checkpoints that are not in the store yet, tables by the number of responses. Where the campaign has already
+made some, their real size counts.
 """
 
-import json
-import math
 import shutil
-import struct
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from flows.home import Home
 from flows.record.history import History
 from flows.record.record import Entry
 from flows.stage_calls import StageCalls
+from flows.store.checkpoint_sizes import checkpoint_parameters
 from flows.views.text import size_text
 from hacrl_core.artifacts import Store
-from hacrl_core.config.agents import CheckpointConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 from hacrl_core.errors import ArtifactError
@@ -30,6 +27,8 @@ FLOAT_BYTES = 4
 BYTES_PER_TOKEN = 6.0
 # Configs and a small tokenizer.
 SMALL_FILES_BYTES = 20_000
+# A manifest, measured; that of a version stays when its files go.
+MANIFEST_BYTES = 3_000
 # The stages whose artifact is a version.
 VERSION_STAGES = ("warmstart", "adopt", "update")
 
@@ -40,6 +39,8 @@ class DiskNeed:
 
     # Agent → (bytes of one version, how many more at the same time).
     versions: dict[str, tuple[int, int]]
+    # Agent → bytes of its first version, where that is not in the store yet.
+    origins: dict[str, int]
     tables: int
     # Agents whose size is not known yet.
     unknown: tuple[str, ...]
@@ -47,35 +48,38 @@ class DiskNeed:
     @property
     def bytes(self) -> int:
         """All of it together."""
-        return self.tables + sum(size * count for size, count in self.versions.values())
+        return self.tables + sum(self.origins.values()) + sum(size * count for size, count in self.versions.values())
 
     def text(self, free: int) -> str:
         """Return a line for the user."""
-        parts = [f"{agent} {count} × {size_text(size)}" for agent, (size, count) in self.versions.items() if count]
+        parts = [f"first version of {agent} {size_text(size)}" for agent, size in self.origins.items()]
+        parts += [f"{agent} {count} × {size_text(size)}" for agent, (size, count) in self.versions.items() if count]
         parts.append(f"tables {size_text(self.tables)}")
-        missing = f", {', '.join(self.unknown)} not counted: not here yet" if self.unknown else ""
+        names = ", ".join(self.unknown)
+        missing = f"; {names} not counted: the size is not known before the download" if self.unknown else ""
         return f"disk: needs about {size_text(self.bytes)} more ({'; '.join(parts)}{missing}), {size_text(free)} free"
 
 
 def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: StageCalls) -> DiskNeed:
     """Return how much disk the rest of the campaign needs."""
     history = History(config, store, entries)
-    versions = {}
-    unknown = []
-    for agent in config.agents:
-        size, first = _version_bytes(config, store, history, calls, agent)
+    versions, origins, unknown = {}, {}, []
+    for agent, settings in config.agents.items():
+        parameters, there = _parameters(config, store, calls, agent)
+        size = _version_bytes(config, store, history, agent, parameters)
         if size is None:
             unknown.append(agent)
             continue
-        settings = config.agents[agent]
-        to_come = min(settings.leaves or config.iterations, config.iterations) - settings.joins
-        kept = to_come if config.keep is None else config.keep.count(to_come) - 1
-        there = [v for v in history.versions[agent][1:] if not store.is_collected(v.stage, v.key)]
+        if not there and parameters is not None:
+            origins[agent] = FLOAT_BYTES * parameters + SMALL_FILES_BYTES
+        made = min(settings.leaves or config.iterations, config.iterations) - settings.joins
+        kept = made if config.keep is None else config.keep.count(made) - 1
+        present = [v for v in history.versions[agent][1:] if not store.is_collected(v.stage, v.key)]
         # A new version is written before an old one goes.
-        passing = 1 if len(history.versions[agent]) <= to_come else 0
-        versions[agent] = (size, max(0, kept - len(there)) + passing + (0 if first else 1))
+        passing = 1 if len(history.versions[agent]) <= made and config.keep is not None else 0
+        versions[agent] = (size, max(0, kept - len(present)) + passing)
     left = config.iterations - history.done
-    return DiskNeed(versions, int(left * _table_bytes(config, history)), tuple(unknown))
+    return DiskNeed(versions, origins, int(left * _table_bytes(config, history)), tuple(unknown))
 
 
 def disk_estimate(
@@ -94,25 +98,22 @@ def disk_estimate(
 
 
 def _version_bytes(
-    config: CampaignConfig, store: Store, history: History, calls: StageCalls, agent: str
-) -> tuple[int | None, bool]:
-    """Return the bytes of one version with its optimizer, and whether the first version exists.
-
-    The size is measured where there is a version, else estimated from the number of parameters.
-    """
+    config: CampaignConfig, store: Store, history: History, agent: str, parameters: int | None
+) -> int | None:
+    """Return the bytes of one trained version with its optimizer: measured where there is one, else estimated."""
     for version in reversed(history.versions[agent][1:]):
         try:
-            return store.manifest(version.stage, version.key).bytes, True
+            return store.manifest(version.stage, version.key).bytes
         except ArtifactError:
             continue
-    parameters, there = _parameters(config, store, calls, agent)
     if parameters is None:
-        return None, there
+        return None
     moments = 0 if config.training(agent).lora else 2
-    return FLOAT_BYTES * parameters * (1 + moments) + SMALL_FILES_BYTES, there
+    return FLOAT_BYTES * parameters * (1 + moments) + SMALL_FILES_BYTES
 
 
 def _parameters(config: CampaignConfig, store: Store, calls: StageCalls, agent: str) -> tuple[int | None, bool]:
+    """Return an agent's parameters, and whether its first version is in the store."""
     call = calls.origin(agent)
     identity = find_stage(call.stage).identity(call)
     try:
@@ -140,31 +141,12 @@ def warmstart_parameters(settings: WarmstartConfig) -> int:
     return vocabulary * width * (1 if model.tie_word_embeddings else 2) + model.layers * layer + width
 
 
-def checkpoint_parameters(checkpoint: CheckpointConfig) -> int | None:
-    """Return the parameters by the headers of the safetensors files; None where these are not on this machine."""
-    folder = Path(checkpoint.path)
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() and not checkpoint.gguf_file else []
-    try:
-        return sum(_header_parameters(path) for path in files) or None
-    except (OSError, ValueError, struct.error):
-        return None
-
-
-def _header_parameters(path: Path) -> int:
-    with path.open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
 def _table_bytes(config: CampaignConfig, history: History) -> float:
     """Return the bytes of one iteration's tables: measured, else as if every response had its full length."""
-    made = [
-        h.manifest.bytes
-        for h in history.finished
-        if h.entry.stage not in VERSION_STAGES and h.entry.iteration is not None
-    ]
+    made = [h for h in history.finished if h.entry.iteration is not None]
     if history.done and made:
-        return sum(made) / history.done
+        tables = sum(h.manifest.bytes for h in made if h.entry.stage not in VERSION_STAGES)
+        return (tables + MANIFEST_BYTES * len(made)) / history.done
     tokens = fmean(config.generation(agent).max_tokens for agent in config.agents)
     responses = config.prompts_per_iteration * config.group_size * len(config.agents)
     scored = fmean(len(config.agents) if config.objective(a).share_rollouts else 1 for a in config.agents)

@@ -100,8 +100,8 @@ class _RowObjective:
         is_own_B, weight_B = here.is_own_B[index_B], here.weight_B[index_B]
         by_token = self.config.ratio_level == "token"
         now = logprobs_BT64 if by_token else hacpo.sequence_mean(logprobs_BT64, mask_BT)
-        if self.rows.learner_factor_B is not None:
-            now = now * self.rows.learner_factor_B.to(now.device, torch.float64, non_blocking=True)[index_B]
+        if here.learner_factor_B is not None:
+            now = now * here.learner_factor_B[index_B]
 
         def shaped(values_B: Tensor) -> Tensor:
             picked = values_B[index_B]
@@ -279,6 +279,7 @@ class _Placed:
     against_learner_B: Tensor
     omega_B: Tensor
     weight_B: Tensor
+    learner_factor_B: Tensor | None
     old: "_TokenTable | None"
     reference: "_TokenTable | None"
 
@@ -293,8 +294,11 @@ class _Placed:
             column.to(device, torch.float64, non_blocking=True)
             for column in (rows.sampler_mean_logprob_B, rows.advantage_B, rows.omega_B, rows.weight_B)
         )
+        factor_B = None
+        if rows.learner_factor_B is not None:
+            factor_B = rows.learner_factor_B.to(device, torch.float64, non_blocking=True)
         old, reference = (None if table is None else table.on(device) for table in (objective.old, objective.reference))
-        return cls(sampler_B, advantage_B, is_own_B, against_B, omega_B, weight_B, old, reference)
+        return cls(sampler_B, advantage_B, is_own_B, against_B, omega_B, weight_B, factor_B, old, reference)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from hacrl_core.config.training import UpdateConfig
 from hacrl_core.errors import EngineError
 from hacrl_core.learning import lora
 from hacrl_core.learning.fused import (
+    Chunk,
     Gradients,
     Head,
     Objective,
@@ -133,7 +134,7 @@ class Trainer:
             for batch in batches:
                 hidden_RH = self._states(batch).detach()
                 targets_R = torch.from_numpy(batch.targets_R).to(self.agent.device, non_blocking=True)
-                chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=self.config.max_logits_mb)
+                chunks = self._chunks(batch, head)
                 outcome = fused_pass(
                     hidden_RH,
                     head,
@@ -236,6 +237,11 @@ class Trainer:
         with torch.autocast(self.agent.device.type, torch.bfloat16, enabled=self.config.autocast == "bf16"):
             return response_states(self.agent.model, batch)
 
+    def _chunks(self, batch: Microbatch, head: Head) -> list[Chunk]:
+        """Return which rows of logits are computed together, alike for a step and for its old log-probs."""
+        limit = self.config.max_logits_mb
+        return plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=limit, device=self.agent.device)
+
     def _memory_explained(self) -> AbstractContextManager[None]:
         remedy = (
             "lower update.token_budget or update.max_logits_mb, set update.gradient_checkpointing, or train update.lora"
@@ -257,7 +263,7 @@ class Trainer:
             torch.from_numpy(batch.targets_R).to(device, non_blocking=True),
             batch.lengths,
             torch.from_numpy(batch.rows_B).to(device, non_blocking=True),
-            plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=config.max_logits_mb, device=device),
+            self._chunks(batch, head),
             temperature=config.temperature,
             objective=objective,
             gradients=gradients,

@@ -100,9 +100,11 @@ def test_the_estimate_is_near_what_a_campaign_takes_and_says_when_the_disk_is_sm
     assert need.unknown == ()
     assert 0.5 * took < need.bytes < 2 * took
     kept = estimate(campaign(keep={"last": 1}), Store(empty.store), [], calls(config))
-    assert {count for _, count in kept.versions.values()} == {3}  # the first, the last and the one being written
+    assert {count for _, count in kept.versions.values()} == {2}  # the last and the one being written
+    assert set(kept.origins) == set(config.agents)  # and the first
     longer = estimate(campaign(iterations=5), Store(undisturbed.store), entries, calls(config))
-    assert {count for _, count in longer.versions.values()} == {3}
+    assert {count for _, count in longer.versions.values()} == {2}
+    assert longer.origins == {}
     line, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
     assert line.startswith("disk: needs about ")
     assert warning is None
@@ -110,3 +112,20 @@ def test_the_estimate_is_near_what_a_campaign_takes_and_says_when_the_disk_is_sm
     _, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
     assert "1.0 kB free, and the campaign needs about" in warning
     assert "--set keep.last=2" in warning
+
+
+@pytest.mark.parametrize("keep", [None, {"last": 1}])
+def test_halfway_the_estimate_is_what_is_written_from_then_on(undisturbed, keep):
+    """After one of three iterations; with a policy the old version is there while the next one is written."""
+    config, store = campaign(keep=keep), Store(undisturbed.store)
+    entries = read_entries(undisturbed.campaign("tiny"))
+    done = [entry for entry in entries if not entry.iteration]
+    to_come = [entry for entry in entries if entry.iteration]
+    assert {entry.iteration for entry in to_come} == {1, 2}
+    versions = [size_of(store.folder(e.stage, e.key)) for e in to_come if e.stage == "update"]
+    tables = sum(size_of(store.folder(e.stage, e.key)) for e in to_come if e.stage != "update")
+    need = estimate(config, store, done, calls(config))
+    assert need.origins == {}
+    assert {count for _, count in need.versions.values()} == {2 if keep is None else 1}
+    written = tables + sum(versions) / (1 if keep is None else 2)
+    assert need.bytes == pytest.approx(written, rel=0.05)

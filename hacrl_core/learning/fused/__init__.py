@@ -2,6 +2,7 @@
 
 from hacrl_core.learning.fused.head import Head, hidden_states, read_head
 from hacrl_core.learning.fused.linear_loss import (
+    Chunk,
     Gradients,
     Objective,
     Outcome,
@@ -15,6 +16,7 @@ from hacrl_core.learning.fused.linear_loss import (
 from hacrl_core.learning.fused.rowwise import kernel_metrics
 
 __all__ = [
+    "Chunk",
     "Gradients",
     "Head",
     "Objective",

@@ -264,7 +264,7 @@ def _apply_objective(
     if slopes_BT is None:
         return None
     coefficients = slopes_BT.flatten().index_select(0, cells)
-    return coefficients if coefficients.is_cuda or bool(coefficients.any()) else None
+    return coefficients if coefficients.device.type != "cpu" or bool(coefficients.any()) else None
 
 
 def _with_slopes(

@@ -117,6 +117,8 @@ def _sliced(values: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
 class _Watch(TorchDispatchMode):
     """Writes down where the host waits for the GPU, and refuses products that CUDA has not."""
 
+    gpu = "cuda"  # the type of device that stands for one
+
     def __init__(self, waits: list[str]) -> None:
         super().__init__()
         self.waits = waits
@@ -127,7 +129,7 @@ class _Watch(TorchDispatchMode):
         for tensor in given:
             if isinstance(tensor, FakeTensor):
                 tensor.constant = None  # a number that the mode knows; it would want to compute with it on the GPU
-        on_cuda = any(tensor.is_cuda for tensor in given)
+        on_cuda = any(tensor.device.type == self.gpu for tensor in given)
         if func in _PRODUCTS and on_cuda and not given[0].is_floating_point():
             raise TypeError(f"{func}: CUDA has no product of {given[0].dtype}")
         if func in _PRODUCTS and on_cuda and len({tensor.dtype for tensor in given}) > 1:
@@ -154,7 +156,7 @@ class _Watch(TorchDispatchMode):
             source, target, blocking = args[1].device.type, args[0].device.type, not (args[2:] and args[2])
         else:
             return result
-        if {source, target} != {"cpu", "cuda"}:
+        if {source, target} != {"cpu", self.gpu}:
             return result
         if blocking or target == "cpu":
             self.waits.append(_where(func))

@@ -9,6 +9,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.algorithm import preset
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.training import ScoreConfig, UpdateConfig
+from hacrl_core.learning import fused, trainer
 from stages.generate import GenerateSlice
 from stages.score import ScoreSlice
 from stages.update import UpdateSlice
@@ -99,6 +100,35 @@ def test_a_version_stays_as_it_was_when_the_verifier_failed_too_often(shared, ad
     assert outcome.ref.digest == ada.digest
     assert outcome.metrics["update/verifier_failed"] == 1
     assert "skipped" in warnings[0]
+
+
+@pytest.mark.parametrize(("off", "said"), [(2e-4, 1), (0.5e-4, 0)])
+def test_log_probs_that_score_and_update_compute_differently_are_warned_about(shared, inputs, monkeypatch, off, said):
+    """A learner whose passes differ from the scored ones by ``off``, as in bfloat16 on other batch shapes."""
+    passed = trainer.fused_pass
+
+    def shifted(*args, **kwargs):
+        outcome = passed(*args, **kwargs)
+        for _, stats in outcome.stats:
+            stats["score_mismatch"] += off
+        return outcome
+
+    monkeypatch.setattr(trainer, "fused_pass", shifted)
+    warnings: list[str] = []
+    shared.context.warn = warnings.append
+    outcome = shared.run("update", update_slice(), inputs([1.0, -1.0, 0.5, off]))
+    assert outcome.metrics["update/score_mismatch_max"] == pytest.approx(off, rel=0.05)
+    assert [f"{off:.2g} between score and update" in line for line in warnings] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("found", "path"), [({}, None), ({"x/fused_triton": 1.0}, "triton"), ({"x/fused_triton": 0.0}, "torch")]
+)
+def test_the_manifest_says_which_code_computed_the_loss_on_a_gpu(shared, inputs, monkeypatch, found, path):
+    monkeypatch.setattr(fused, "kernel_metrics", lambda stage, device: found)
+    outcome = shared.run("update", update_slice(), inputs([1.0, -1.0, len(found) + sum(found.values())]))
+    manifest = shared.store.manifest(outcome.ref.stage, outcome.ref.key)
+    assert manifest.provenance.hardware.get("fused_loss") == path
 
 
 def test_only_several_other_samplers_change_the_identity():
