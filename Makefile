@@ -60,11 +60,11 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks and not bucket and not docs"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks and not bucket and not docs and not verifiers"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not docs"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not docs and not verifiers"
 
 test-docs: dev  ## The documentation: links, code blocks, tutorials, what hacrl init writes; minutes
 	@$(BIN)/pytest -m docs tests
@@ -100,6 +100,14 @@ test-vllm: dev vllm  ## Test the vLLM engine for real
 
 test-vllm-smoke: dev vllm  ## The vLLM tests that matter most: a campaign, log-probs, weight swaps, a killed worker
 	@$(BIN)/pytest tests/vllm -k "campaign or logprobs_and_weight_swaps or kill_in_mid_generation or nothing_is_left"
+
+# verifiers brings clients of several services along: it is not part of the environment of all tests.
+.venv/verifiers-ready: .venv/dev-ready
+	@$(UV) pip install --quiet -c requirements.lock verifiers==0.4.0
+	@touch $@
+
+test-verifiers: .venv/verifiers-ready  ## Environments of the package verifiers as tasks; a minute
+	@$(BIN)/pytest -m verifiers tests/environments
 
 test-sandbox: dev  ## All hostile programs against the sandbox: as root, as an ordinary user, layer by layer; minutes
 	@$(BIN)/pytest tests/sandbox
@@ -172,4 +180,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-cluster vllm test-vllm test-vllm-smoke test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean

@@ -204,7 +204,7 @@ class TaskProblems(StrictConfig):
 
 
 # A bare word that is a task and no preset: a file, a folder, a task of a library, a task that comes with HACRL.
-_TASK_NAME = re.compile(r".*\.py|.*/.*|(reasoning_gym|module):.+|code")
+_TASK_NAME = re.compile(r".*\.py|.*/.*|(reasoning_gym|verifiers|module):.+|code")
 
 
 def is_task(raw: Any) -> bool:

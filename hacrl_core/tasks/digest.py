@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hacrl_core.errors import ConfigError
+from hacrl_core.tasks.environments import module_of
 from hacrl_core.tasks.forms import takes_batches
 from hacrl_core.tasks.loading import LIBRARIES, module_name, task_path
 
@@ -22,9 +23,10 @@ _OURS = ("hacrl", "hacrl_core", "stages", "flows")
 
 def task_digest(name: str) -> str:
     """Return the digest of a task or of one function's file, e.g. ``my_task.py`` or ``my_rewards.py:score``."""
-    library, colon, _ = name.partition(":")
+    library, colon, rest = name.partition(":")
     if colon and library in LIBRARIES:
-        return _library_version(library)
+        own = f" {source_closure_digest(_module_file(module_of(rest), name))}" if library == "verifiers" else ""
+        return f"{_library_version(library)}{own}"
     place, colon, function = name.rpartition(":")
     if colon and function.isidentifier() and place != "module":
         return _digest_of_function(place, name)

@@ -4,7 +4,7 @@ A name is one of
 
 * ``my_task.py`` or ``tasks/my_task.py``, a file; ``tasks/my_task``, a folder with ``__init__.py``;
 * ``module:my_package.tasks``, a module that Python finds;
-* ``reasoning_gym:chain_sum``, a task of another library;
+* ``reasoning_gym:chain_sum`` or ``verifiers:my-env``, a task of another library;
 * ``code``, a task that comes with HACRL.
 
 ``my_task.py:score`` and ``my_module:score`` name one function, a reward of its own.
@@ -25,6 +25,7 @@ from hacrl_core.errors import ConfigError
 # Tasks of other libraries: the module of ours that makes a task of one of theirs.
 LIBRARIES = {
     "reasoning_gym": "hacrl_core.tasks.reasoning",
+    "verifiers": "hacrl_core.tasks.environments",
 }
 # Tasks that come with HACRL.
 BUILT_IN = {"code": "hacrl_core.verification.code_task"}

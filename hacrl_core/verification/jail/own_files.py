@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hacrl_core.tasks.environments import module_of
+
 _MOST_ENTRIES = 200
 # What a folder that holds artifacts has inside.
 _STORE = Path("store") / "objects"
@@ -47,7 +49,7 @@ def _place(task: str) -> Path | None:
         found = Path(path).expanduser().resolve()
         return found / "__init__.py" if found.is_dir() else found
     first, _, rest = task.partition(":")
-    module = rest if first == "module" else first
+    module = rest if first == "module" else module_of(rest) if first == "verifiers" else first
     top = module.partition(".")[0]
     if top in ("hacrl_core", "hacrl") or top in sys.stdlib_module_names:
         return None
