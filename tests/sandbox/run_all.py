@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hacrl_core.verification import pool
-from tests.sandbox.cases import Hostile
+from tests.sandbox.cases import Hostile, Place
 from tests.sandbox.hostile import all_programs
 from tests.sandbox.judge import run_programs, write_verifier
+from tests.sandbox.mutants import fake_mutants, mutants
 from tests.sandbox.place import attacked_place, damage, is_alive
 
 GOOD = ("def f(n): return n * n", {"tests": [{"call": "f", "args": [3], "expected": 9}]})
@@ -39,12 +40,22 @@ class Outcome:
         return self.still_works and not (self.escapes or self.errors or self.dead_workers or self.damage)
 
 
-def run_all(folder: Path, chosen: Callable[[Hostile], bool] = lambda each: True, **limits: Any) -> Outcome:
+def generated(seed: int, count: int) -> Callable[[Place], list[Hostile]]:
+    """Return what makes so many generated attacks, and every generated lie."""
+    return lambda place: [*mutants(place, seed, count), *fake_mutants(place)]
+
+
+def run_all(
+    folder: Path,
+    chosen: Callable[[Hostile], bool] = lambda each: True,
+    made: Callable[[Place], list[Hostile]] = all_programs,
+    **limits: Any,
+) -> Outcome:
     """Run the chosen hostile programs in one pool, then look at what is left."""
     verifier = write_verifier(folder)
     started = time.monotonic()
     with attacked_place(folder) as place:
-        programs = [each for each in all_programs(place) if chosen(each)]
+        programs = [each for each in made(place) if chosen(each)]
         run_programs(verifier, [GOOD] * 4, **limits)
         with pool.shared_pool() as shared:
             workers = {worker.pid for worker in shared.workers}
@@ -69,9 +80,12 @@ def main() -> int:
     """Print one line of JSON; exit with 1 unless everything held."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="leave out what runs until a time limit")
-    quick = parser.parse_args().quick
+    parser.add_argument("--mutants", type=int, default=0, help="so many generated programs instead")
+    parser.add_argument("--seed", type=int, default=0, help="which of them")
+    given = parser.parse_args()
+    made = generated(given.seed, given.mutants) if given.mutants else all_programs
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_all(Path(folder), lambda each: not (quick and each.slow))
+        outcome = run_all(Path(folder), lambda each: not (given.quick and each.slow), made)
     pool.close_pool()
     kinds: dict[str, int] = {}
     for result in outcome.results.values():

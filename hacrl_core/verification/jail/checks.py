@@ -8,6 +8,7 @@ sees arguments and returns plain data. It never sees what is expected, and its o
 import ast
 import builtins
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -102,7 +103,7 @@ def _outcome(test: str, link: "_Link", namespace: dict[str, Any]) -> str:
     try:
         tree = ast.parse(test)
         for name in _unknown_names(tree, namespace):
-            namespace[name] = link.ask({"name": name})
+            namespace[name] = _module(tree, name) or link.ask({"name": name})
         exec(compile(tree, "<test>", "exec"), namespace)
         return ""
     except _GoneError:
@@ -131,6 +132,26 @@ def _unknown_names(tree: ast.AST, known: dict[str, Any]) -> list[str]:
         elif isinstance(node, ast.ExceptHandler) and node.name:
             defined.add(node.name)
     return [name for name in read if name not in defined]
+
+
+# Modules that tests use without importing them. The program's own would let it decide: math.isclose = always true.
+_MODULES = {name: name for name in ("math", "cmath", "re", "json", "itertools", "functools", "collections", "operator")}
+_MODULES |= {name: name for name in ("random", "string", "statistics", "decimal", "fractions", "datetime", "unittest")}
+_MODULES |= {"np": "numpy", "numpy": "numpy"}
+
+
+def _module(tree: ast.AST, name: str) -> Any:
+    """Return the real module where a test uses such a name for nothing but its attributes; else None."""
+    if name not in _MODULES:
+        return None
+    bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
+    if any(id(use) not in bases for use in uses):
+        return None
+    try:
+        return importlib.import_module(_MODULES[name])
+    except ImportError:
+        return None
 
 
 class _GoneError(BaseException):
@@ -172,11 +193,15 @@ class _Link:
         return data
 
 
+# StopIteration would end the test's own map() or filter() before it has compared anything.
+_NOT_RAISED = (AssertionError, OSError, StopIteration, StopAsyncIteration)
+
+
 def _raised(answer: dict[str, Any]) -> Exception:
     kinds = answer.get("kinds")
     for name in kinds if isinstance(kinds, list) else ():
         kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, AssertionError | OSError):
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _NOT_RAISED):
             with contextlib.suppress(TypeError):
                 return kind(str(answer.get("text", "")))
     return RuntimeError(f"{answer.get('error')}: {answer.get('text')}")
