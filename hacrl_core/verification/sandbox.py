@@ -27,7 +27,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hacrl_core.verification.jail import client, kernel
+from hacrl_core.verification.jail import cgroups, client, kernel
 from hacrl_core.verification.jail.enter import Jail, fork_jailed
 from hacrl_core.verification.jail.layers import SandboxRefusedError
 
@@ -38,6 +38,10 @@ _MOST_BYTES = 64 << 20
 # except in a jail with a user namespace.
 _MORE_PROCESSES = 4096
 _MORE_PROCESSES_JAILED = 256
+# A program's threads, and what its jail has besides: process 1, the worker, the zygote, a checker.
+_PROGRAMS_THREADS = 72
+# A jail holds the worker and its copies: a zygote, a program, a checker. Their shared pages count once.
+_JAILS_SHARE = 2
 _jailed = False
 
 
@@ -116,6 +120,8 @@ def run_spawner(control: socket.socket) -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         _kill_strangers(set())
+        for pid in children:
+            cgroups.release(pid)
 
 
 def _spawn(
@@ -129,7 +135,9 @@ def _spawn(
 
     # Counted here: the jail does not show the machine's processes.
     request["processes"] = processes_of_this_user() if kernel.LINUX else 0
-    pid, init, layers = fork_jailed(Jail.from_json(request["jail"]), become_worker)
+    memory = _JAILS_SHARE * (request["memory_mb"] << 20)
+    most = _MORE_PROCESSES_JAILED + _PROGRAMS_THREADS
+    pid, init, layers = fork_jailed(Jail.from_json(request["jail"]), become_worker, memory, most)
     children[pid] = init
     connection.close()
     return {"pid": pid, "layers": layers}
@@ -146,6 +154,8 @@ def _reap(children: dict[int, int]) -> None:
             os.waitpid(init, 0)
     if ended:
         _kill_strangers({pid for pair in children.items() for pid in pair})
+    for pid in ended:
+        cgroups.release(pid)
 
 
 def _kill_group(pid: int, init: int) -> None:

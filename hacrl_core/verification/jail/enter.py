@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hacrl_core.verification.jail import kernel, landlock, namespaces, seccomp
+from hacrl_core.verification.jail import cgroups, kernel, landlock, namespaces, seccomp
 
 # Shared libraries, time zones, and what name resolution and TLS read where the network is allowed.
 _SYSTEM = (
@@ -60,24 +60,34 @@ def python_installation() -> list[str]:
     return [path for path in dict.fromkeys(places) if os.path.exists(path)]
 
 
-def fork_jailed(jail: Jail, become_worker: Callable[[dict[str, str]], None]) -> tuple[int, int, dict[str, str]]:
+def fork_jailed(
+    jail: Jail, become_worker: Callable[[dict[str, str]], None], memory: int = 0, processes: int = 0
+) -> tuple[int, int, dict[str, str]]:
     """Fork a worker into the jail; return its process id, that of the jail's process 1 (0: none), and the layers.
 
     The layers are a name each with the reason why it is missing, empty where it holds. ``become_worker`` runs in the
-    worker and does not return.
+    worker and does not return. ``memory`` and ``processes`` limit the jail as a whole, where a control group can.
     """
+
+    def limit(worker: int, init: int) -> str:
+        if jail.off or not memory or "control group" in jail.without:
+            return "off" if jail.off or not memory else _LEFT_OUT
+        return cgroups.confine(worker, [pid for pid in (worker, init) if pid], memory, processes)
+
     try:
-        return _fork(jail, become_worker, _LEFT_OUT if "namespaces" in jail.without else "")
+        return _fork(jail, become_worker, limit, _LEFT_OUT if "namespaces" in jail.without else "")
     except _NoNamespacesError as error:
         # Half a namespace is not to be used: the worker is forked again without.
-        return _fork(jail, become_worker, str(error))
+        return _fork(jail, become_worker, limit, str(error))
 
 
 class _NoNamespacesError(OSError):
     """Namespaces or the private root could not be made."""
 
 
-def _fork(jail: Jail, become_worker: Callable[[dict[str, str]], None], without: str) -> tuple[int, int, dict[str, str]]:
+def _fork(
+    jail: Jail, become_worker: Callable[[dict[str, str]], None], limit: Callable[[int, int], str], without: str
+) -> tuple[int, int, dict[str, str]]:
     """Fork a worker through a builder process, with namespaces unless there is a reason to go without."""
     report_read, report_write = os.pipe()
     go_read, go_write = os.pipe()
@@ -95,6 +105,8 @@ def _fork(jail: Jail, become_worker: Callable[[dict[str, str]], None], without: 
         pids = report.readline()
         # Only when the builder is gone are the worker and process 1 children of this process.
         os.waitpid(builder, 0)
+        # Before either goes on, so that whatever they start is in the group.
+        group = limit(*(int(pid) for pid in pids.split())) if pids[:1].isdigit() else ""
         with contextlib.suppress(OSError):
             os.write(go_write, b"go")
         os.close(go_write)
@@ -104,7 +116,8 @@ def _fork(jail: Jail, become_worker: Callable[[dict[str, str]], None], without: 
     if not pids or not text:
         raise OSError("a worker could not be forked")
     worker, init = (int(pid) for pid in pids.split())
-    return worker, init, json.loads(text)
+    layers = json.loads(text)
+    return worker, init, {**layers, "control group": group} if layers else layers
 
 
 def _build(jail: Jail, report: int, go: int, become_worker: Callable[[dict[str, str]], None], without: str) -> None:

@@ -30,6 +30,7 @@ EXPLAINED = {
     "signals": "signals and abstract sockets stay in the jail (Landlock 6)",
     "seccomp": "a filter of system calls; for programs, no process, socket or file system change",
     "unreadable memory": "processes of the same user cannot read the worker",
+    "control group": "memory and processes of the whole jail are limited, not only of each process",
 }
 
 

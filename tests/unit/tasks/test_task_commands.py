@@ -1,5 +1,6 @@
 """``hacrl task try`` and ``hacrl task check`` on good and on broken tasks."""
 
+import tarfile
 from pathlib import Path
 from textwrap import dedent
 
@@ -78,3 +79,29 @@ def test_a_warm_start_is_taught_the_tasks_solutions_in_the_wanted_mixture(tmp_pa
     assert 0.65 < share < 0.85
     assert {taught_text(problem) for problem in drawn} <= {f"it is {2 * i}" for i in range(40)}
     assert lessons(corpus, {}, 3, 5) == lessons(corpus, {}, 3, 5) != lessons(corpus, {}, 4, 5)
+
+
+def test_an_agent_of_a_real_campaign_answers(tmp_path: Path) -> None:
+    """The stored home's agent was trained on sums: what it says is shown with the verdict of this task."""
+    stored = Path(__file__).resolve().parents[2] / "contract" / "old_home" / "home.tar.xz"
+    with tarfile.open(stored) as packed:
+        packed.extractall(tmp_path, filter="data")
+    source = """
+        from hacrl import Problem, Verdict
+        def problems():
+            for i in range(1, 5):
+                yield Problem(f"{i}+{i}=?", answer=str(2 * i))
+        def verify(response, problem):
+            return Verdict(0.25 if response else 0.0, correct=False, answer=f"heard for {problem.answer}")
+    """
+    further = ["--agent", "old-home/ada@latest", "-n", "3", "--max-tokens", "12", "--home", str(tmp_path / "home")]
+    code, text = run(tmp_path, "sums.py", source, "try", *further)
+    assert code == 0, text
+    assert "old-home/ada" in text
+    assert [f"{i}+{i}=?" in text for i in range(1, 5)] == [True, True, True, False]
+    assert text.count("0.25") == 3
+    assert [f"for {2 * i}" in text for i in range(1, 4)] == [True, True, True]
+    code, text = run(tmp_path, "sums.py", source, "try", "--agent", "old-home/eve", "--home", str(tmp_path / "home"))
+    assert code == 2
+    assert "eve" in text
+    assert "Traceback" not in text
