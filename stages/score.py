@@ -12,7 +12,7 @@ from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import HeadPrecision, ScoreConfig
-from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_table
+from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_answers, read_table
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
 if TYPE_CHECKING:
@@ -157,10 +157,16 @@ def _rows_of(
 
     rollouts = inputs[f"rollouts/{sampler}"]
     is_own = sampler == config.learner
-    rows: list[dict[str, Any]] = read_table(rollouts.path / "rollouts.parquet", ROLLOUTS).to_pylist()
+    # Another party shares texts and no token ids.
+    is_shared = (rollouts.path / "answers.parquet").exists()
+    table = read_answers(rollouts.path) if is_shared else read_table(rollouts.path / "rollouts.parquet", ROLLOUTS)
+    rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
+        row.setdefault("response_token_ids", [])
         row.update(sampler=sampler, is_own=is_own, truncated=False, token_ids=row["response_token_ids"])
-    if is_own or (config.boundary == "as_written" and _reads_alike(inputs, rollouts, config, context)):
+    if is_own or (
+        not is_shared and config.boundary == "as_written" and _reads_alike(inputs, rollouts, config, context)
+    ):
         return rows
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS)
     messages = dict(zip(prompts["prompt_id"].to_pylist(), prompts["messages"].to_pylist(), strict=True))
@@ -224,9 +230,12 @@ def _settled(
     ours = boundary_of(tokenizer, [_written(row) for row in own], stops, config.stop_strings)
     responses = [_written(row) for row in rows]
     # Without the template: prompts are rendered anew, so that only the tokens must mean the same.
-    prints = [tokenizer_fingerprint(t, "") for t in (tokenizer, load_tokenizer(inputs[f"sampler/{sampler}"].path))]
     theirs = None
-    if prints[0] == prints[1]:
+    # Another party's version is not among the inputs.
+    version = inputs.get(f"sampler/{sampler}")
+    if version is not None and tokenizer_fingerprint(tokenizer, "") == tokenizer_fingerprint(
+        load_tokenizer(version.path), ""
+    ):
         theirs = boundary_of(tokenizer, responses, (*stops, *specials_of(tokenizer).texts))
     encoded = []
     for response in responses:

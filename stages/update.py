@@ -16,7 +16,7 @@ from hacrl_core.config.agents import Attention
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.contracts.tables import CREDIT, SCORES, read_table
+from hacrl_core.contracts.tables import CLAIMS, CREDIT, SCORES, read_table
 from hacrl_core.errors import AlgorithmError, DivergenceError
 from stages.spec import Context, Metrics, OutFolder, Result, Stage, required_seed
 
@@ -203,7 +203,9 @@ def _read(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "tuple[list
     The tables are dropped on return: as Python objects they take as much memory as a small model.
     """
     credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
-    scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in config.samplers if s != config.learner}
+    # A method without sampler's log-probs does without other parties' claims.
+    told = [s for s in config.samplers if s != config.learner and f"scores/{s}" in inputs]
+    scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in told}
     scores[config.learner] = _scores(inputs[f"scores/{config.learner}"])
     reference = _scores(inputs["reference"]) if "reference" in inputs else []
     return _joined(credits, scores, reference, config), _error_share(credits, scores, config)
@@ -212,6 +214,9 @@ def _read(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "tuple[list
 def _scores(ref: ArtifactRef, columns: Sequence[str] = SCORES.fields.names) -> Table:
     import pyarrow.compute as pc
 
+    if (ref.path / "claims.parquet").exists():
+        claims: Table = read_table(ref.path / "claims.parquet", CLAIMS).to_pylist()
+        return [{**row, "is_own": True} for row in claims]
     table = read_table(ref.path / "scores.parquet", SCORES)
     tokens = pc.list_value_length(table["token_ids"])
     rows: Table = table.select(columns).append_column("tokens", tokens).to_pylist()
@@ -223,14 +228,15 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
     from hacrl_core.algorithm.minibatches import Response
 
     sampled_at = {
-        r["rollout_id"]: (r["mean_logprob"], r["tokens"]) for s in config.samplers for r in scores[s] if r["is_own"]
+        r["rollout_id"]: (r["mean_logprob"], r["tokens"]) for rows in scores.values() for r in rows if r["is_own"]
     }
     scored = {row["rollout_id"]: row for row in scores[config.learner]}
     first_scored = {row["rollout_id"]: row for row in reference}
     responses = []
     for credit in credits:
         rollout = credit["rollout_id"]
-        if rollout not in sampled_at:
+        needs_claim = credit["is_own"] or config.algorithm.foreign_treatment != "as_own"
+        if rollout not in sampled_at and needs_claim:
             raise AlgorithmError(
                 f"update {config.learner} #{config.iteration}: rollout {rollout} has no score by its sampler "
                 f"{credit['sampler']}; its score artifact is missing or of another iteration"
@@ -239,6 +245,7 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
         if score is None:
             continue  # a foreign response that is empty in the learner's tokens; counted by the score stage
         first = first_scored.get(rollout)
+        sampler_mean, sampler_tokens = sampled_at.get(rollout, (score["mean_logprob"], len(score["token_ids"])))
         responses.append(
             Response(
                 rollout_id=rollout,
@@ -251,8 +258,8 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
                 token_ids=tuple(score["token_ids"]),
                 old_logprobs=tuple(score["logprobs"]),
                 old_mean=score["mean_logprob"],
-                sampler_mean=sampled_at[rollout][0],
-                sampler_tokens=sampled_at[rollout][1],
+                sampler_mean=sampler_mean,
+                sampler_tokens=sampler_tokens,
                 reference=tuple(first["logprobs"]) if first and credit["is_own"] else None,
             )
         )
@@ -266,7 +273,7 @@ def _error_share(credits: Table, scores: Mapping[str, Table], config: UpdateSlic
     """
     credited = Counter(row["sampler"] for row in credits)
     shares = [0.0]
-    for sampler in config.samplers:
+    for sampler in scores:
         scored = sum(row["is_own"] for row in scores[sampler])
         missing = scored - credited[sampler]
         if missing > 1:  # a single error may be the response's fault

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow.compute as pc
 from pydantic import Field
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.contracts.manifest import canonical_json
-from hacrl_core.contracts.tables import PROMPTS_2, ROLLOUTS, TIMINGS, VERDICTS, VERDICTS_2, read_table
+from hacrl_core.contracts.tables import PROMPTS_2, TIMINGS, VERDICTS, VERDICTS_2, read_answers, read_table
 from hacrl_core.problems.problem import Problem
 from hacrl_core.verification import Verdict, VerdictKind, check_error_share, response_is_boxed
 from hacrl_core.verification.verdict import metric_name
@@ -35,13 +34,13 @@ def run(
     inputs: Mapping[str, ArtifactRef], config: VerifySlice, seed: int | None, out: OutFolder, context: Context
 ) -> Result:
     """Compare every response with its prompt's answer."""
-    rollouts = read_table(inputs["rollouts"].path / "rollouts.parquet", ROLLOUTS)
+    rollouts = read_answers(inputs["rollouts"].path)
     prompts = read_table(inputs["prompts"].path / "prompts.parquet", PROMPTS_2)
     asked = {row["prompt_id"]: _problem(row) for row in prompts.to_pylist()}
     ids, prompt_ids = rollouts["rollout_id"].to_pylist(), rollouts["prompt_id"].to_pylist()
     problems = [asked[prompt] for prompt in prompt_ids]
     golds = [problem.answer for problem in problems]
-    lengths = pc.list_value_length(rollouts["response_token_ids"]).to_pylist()
+    lengths = rollouts["tokens"].to_pylist()
     responses = rollouts["response_text"].to_pylist()
     truncated = [reason == "length" for reason in rollouts["finish_reason"].to_pylist()]
     verdicts = verify_resumable(

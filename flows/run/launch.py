@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flows.campaign import run_campaign
+from flows.exchange.session import Exchange, Outbox, PartyExecutor, open_exchange
 from flows.home import Home
 from flows.record.history import History
 from flows.record.log import FAILED, Logbook
@@ -21,7 +22,7 @@ from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
 from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
-from flows.run.session import run_in_session
+from flows.run.session import ALL_AGENTS, Party, run_in_session
 from flows.run.signals import raise_on_signals
 from flows.scheduling.api import forget_events, prefect_api
 from flows.stage_calls import StageCalls
@@ -72,6 +73,7 @@ class OpenCampaign:
     record: Record
     display: Display
     log: Logbook
+    exchange: Exchange | None = None  # where the campaign has several parties and this process is one of them
 
 
 def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
@@ -103,14 +105,20 @@ def open_campaign(config: CampaignConfig, home: Home, console: Console) -> Itera
         store = open_store(home.store, on_problem=display.warn)
         remove_leftovers(store)
         with uploading(store, display.warn, home):
-            yield OpenCampaign(config, home, store, calls, record, display, log)
+            exchange = open_exchange(config, record.folder, store, display.warn)
+            yield OpenCampaign(config, home, store, calls, record, display, log, exchange)
 
 
 def replay(campaign: OpenCampaign) -> bool:
     """Walk the campaign through the store; False at the first stage that has to run."""
     campaign.record.begin_pass()
+    replaying = Replay(campaign.store, campaign.record, Watch())
     try:
-        run_campaign(campaign.config, campaign.calls, Replay(campaign.store, campaign.record, Watch()))
+        if campaign.exchange is None:
+            run_campaign(campaign.config, campaign.calls, replaying)
+        else:
+            known = campaign.exchange.party_run(campaign.store, campaign.record, local=True)
+            run_campaign(campaign.config, campaign.calls, known.over(replaying), known)
     except CacheMiss:
         return False
     return True
@@ -163,11 +171,18 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
             shown = Listeners(campaign.display, campaign.log)
             listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
 
+            exchange, party = campaign.exchange, ALL_AGENTS
+            if exchange is not None:
+                listener = Listeners(listener, Outbox(exchange, campaign.store))
+                run = exchange.party_run(campaign.store, campaign.record)
+                party = Party(run.over, run)
+
             def make_executor() -> Executor:
-                return executor or open_executor(campaign.config, campaign.store, listener)
+                made = executor or open_executor(campaign.config, campaign.store, listener)
+                return made if exchange is None else PartyExecutor(made, exchange)
 
             run_in_session(
-                campaign.config, campaign.calls, campaign.store, campaign.record, make_executor, listener, kind
+                campaign.config, campaign.calls, campaign.store, campaign.record, make_executor, listener, kind, party
             )
             if tracker is not None:
                 tracker.log(campaign.record.entries_since_last_call())

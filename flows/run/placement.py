@@ -25,6 +25,7 @@ Role = Literal["sample", "evaluate", "learn", "check", "here"]
 _ROLES: dict[str, Role] = {
     "sample": "here",
     "credit": "here",
+    "share": "here",
     "verify": "check",
     "generate": "sample",
     "evaluate": "evaluate",

@@ -4,10 +4,12 @@ eval``.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flows.campaign import run_campaign
 from flows.record.record import Record
+from flows.rounds import EVERYBODY, Membership, Runner
 from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
@@ -19,6 +21,17 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ContentChangedError
 
 R = TypeVar("R", bound=StageRunner)
+
+
+@dataclass(frozen=True)
+class Party:
+    """What stands between a campaign and its runner: nothing, or a party's end of an exchange."""
+
+    over: Callable[[StageRunner], Runner] = lambda runner: runner
+    membership: Membership = EVERYBODY
+
+
+ALL_AGENTS = Party()
 
 
 @contextmanager
@@ -50,6 +63,7 @@ def run_in_session(
     make_executor: Callable[[], Executor],
     listener: Listener,
     kind: type[StageRunner],
+    party: Party = ALL_AGENTS,
 ) -> None:
     """Run or resume a whole campaign with this kind of runner; returns when the last stage is done.
 
@@ -63,7 +77,7 @@ def run_in_session(
         runner.deferring = deferring_agents(config)
         try:
             with open_session(runner, executor):
-                run_campaign(config, calls, runner)
+                run_campaign(config, calls, party.over(runner), party.membership)
             return
         except ContentChangedError as changed:
             listener.warn(f"{changed}; it is a new artifact of its own, and what follows from it runs again")

@@ -1,14 +1,15 @@
 """A campaign: which agents learn what together, how, and for how long."""
 
 from collections.abc import Collection
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
-from hacrl_core.config.base import StrictConfig
+from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
+from hacrl_core.config.exchange import ExchangeConfig, OwnPartyConfig, PartyConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import explain, merge
 from hacrl_core.config.operation import (
@@ -57,6 +58,14 @@ class CampaignConfig(StrictConfig):
     )
     store: StoreConfig | None = Field(
         None, description="A bucket that other machines share, e.g. {bucket: s3://team/hacrl}; empty: HACRL_BUCKET."
+    )
+    parties: Annotated[dict[Name, PartyConfig], IdentityUnlessDefault] = Field(
+        default_factory=dict,
+        description="Owners of agents that share answers and never weights; empty: one owner has all agents.",
+    )
+    exchange: Annotated[ExchangeConfig, IdentityUnlessDefault] = ExchangeConfig()
+    party: Annotated[OwnPartyConfig | None, IdentityUnlessDefault] = Field(
+        None, description="Which party this process is, e.g. {name: north, key: north.key}; empty: it runs all agents."
     )
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -126,6 +135,7 @@ class CampaignConfig(StrictConfig):
         for judge in self.verify.judges:
             if judge.agent is not None and judge.agent not in self.agents:
                 raise ValueError(f"judge.agent {judge.agent}: the campaign's agents are {', '.join(self.agents)}")
+        self._check_parties()
         for agent in self.agents:
             self._check_training(agent)
         for benchmark in self.evaluate.benchmarks:
@@ -138,6 +148,38 @@ class CampaignConfig(StrictConfig):
                 "keep.best: the campaign has no benchmark to be best on; add one under evaluate.benchmarks"
             )
         return self
+
+    def _check_parties(self) -> None:
+        if not self.parties:
+            if self.party is not None:
+                raise ValueError(f"party.name {self.party.name}: the campaign has no parties; list them under parties")
+            return
+        owned = [agent for party in self.parties.values() for agent in party.agents]
+        if sorted(owned) != sorted(self.agents):
+            odd = ", ".join(sorted(a for a in {*owned, *self.agents} if owned.count(a) != 1 or a not in self.agents))
+            raise ValueError(f"parties: {odd}: every agent of the campaign belongs to exactly one party")
+        if any(judge.agent is not None for judge in self.verify.judges):
+            raise ValueError("verify: an agent that judges cannot be asked by other parties; use another verifier")
+        if self.party is None:
+            return
+        if self.party.name not in self.parties:
+            raise ValueError(f"party.name {self.party.name}: the parties are {', '.join(self.parties)}")
+        if self.party.agents and set(self.party.agents) != set(self.parties[self.party.name].agents):
+            raise ValueError(
+                f"party.agents {', '.join(self.party.agents)}: parties.{self.party.name} has "
+                f"{', '.join(self.parties[self.party.name].agents)}; make them equal or leave party.agents out"
+            )
+        if self.exchange.bucket is None:
+            raise ValueError("party: exchange.bucket is missing; give the bucket in which the parties meet")
+        if self.store is not None and self.store.bucket == self.exchange.bucket.bucket:
+            raise ValueError(
+                f"exchange.bucket {self.store.bucket} is also the bucket of the store, which holds weights; give the "
+                "exchange a bucket or folder of its own"
+            )
+
+    def party_of(self, agent: str) -> str:
+        """Return the party that has an agent's weights; all agents of a campaign without parties have one owner."""
+        return next((name for name, party in self.parties.items() if agent in party.agents), "")
 
     def _check_training(self, agent: str) -> None:
         generate = self.generation(agent)

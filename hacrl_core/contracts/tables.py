@@ -148,7 +148,27 @@ EVALUATION = TableSchema(
     ),
     ("problem_id", "sample_index"),
 )
-SCHEMAS = {s.name: s for s in (PROMPTS, ROLLOUTS, VERDICTS, TIMINGS, CAPABILITY, CREDIT, SCORES, EVALUATION)}
+# All that a party tells others of its responses; a column that is not here never leaves it.
+ANSWERS = TableSchema(
+    "answers",
+    1,
+    _fields(
+        rollout_id=_text,
+        prompt_id=_text,
+        sample_index=pa.int32(),
+        response_text=_text,
+        finish_reason=_text,
+        tokens=pa.int32(),
+    ),
+    ("rollout_id",),
+)
+# The sampler's mean log-prob of its own responses: the one number about them that others cannot compute.
+CLAIMS = TableSchema(
+    "claims", 1, _fields(rollout_id=_text, mean_logprob=pa.float64(), tokens=pa.int32()), ("rollout_id",)
+)
+SCHEMAS = {
+    s.name: s for s in (PROMPTS, ROLLOUTS, VERDICTS, TIMINGS, CAPABILITY, CREDIT, SCORES, EVALUATION, ANSWERS, CLAIMS)
+}
 # The newest version of each table; every earlier one stays readable.
 NEWEST = {**SCHEMAS, PROMPTS_2.name: PROMPTS_2, VERDICTS_2.name: VERDICTS_2}
 
@@ -205,6 +225,15 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
         filled = table[value] if value in table.column_names else pa.array([value] * table.num_rows, type=kind)
         table = table.append_column(schema.fields.field(column), filled)
     return table if int(version) <= schema.version else table.select(schema.fields.names)
+
+
+def read_answers(folder: Path) -> pa.Table:
+    """Read the responses in an artifact's folder as other parties see them; the artifact may hold more of them."""
+    if (folder / "answers.parquet").exists():
+        return read_table(folder / "answers.parquet", ANSWERS)
+    rollouts = read_table(folder / "rollouts.parquet", ROLLOUTS)
+    tokens = pc.list_value_length(rollouts["response_token_ids"])
+    return rollouts.append_column("tokens", tokens).select(ANSWERS.fields.names)
 
 
 def _leaf(schema: TableSchema, name: str) -> str:

@@ -25,7 +25,7 @@ OUTSIDE = (
     "stages.runner",
     "hacrl_core.generation.vllm",
 )
-STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "update", "verify", "warmstart")
+STAGES = ("adopt", "credit", "evaluate", "generate", "sample", "score", "share", "update", "verify", "warmstart")
 
 
 def closure(module: str, seen: dict[str, Path]) -> dict[str, Path]:

@@ -1,0 +1,259 @@
+"""The messages of an exchange in its bucket: ``exchange/<campaign>/<party>/<round>/<agent>.<kind>.json`` and tables
+beside them.
+
+A party writes below its own name only, each message once. What it has read and found right is kept in the campaign's
+folder, so that a campaign that is run again asks the bucket for nothing it knows.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from hacrl_core.artifacts.bucket import Bucket
+from hacrl_core.artifacts.files import replace_synced
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.errors import BucketError
+from hacrl_core.exchange.messages import PROVEN, QUARANTINE, Kind, Message, Refused, Table, check_place, seal, unseal
+
+T = TypeVar("T")
+# Settings of one machine: parties may differ in them.
+_OWN_BUSINESS = {
+    *("party", "store", "runtime", "tracking", "schedule", "keep", "exchange", "parties", "agents"),
+    *("iterations", "evaluate"),
+}
+_OWN_OF_AGENTS = {"checkpoint", "device", "gpus", "attention", "node"}
+# A bucket that is away is asked again so often, in seconds.
+_PATIENCE = 5.0
+
+
+def campaign_digest(config: CampaignConfig) -> str:
+    """Return the digest of the settings that all parties must share: a message of another campaign never fits."""
+    shared = config.model_dump(mode="json", exclude=_OWN_BUSINESS)
+    shared["agents"] = {
+        name: agent.model_dump(mode="json", exclude=_OWN_OF_AGENTS) for name, agent in config.agents.items()
+    }
+    shared["parties"] = {name: party.model_dump(mode="json") for name, party in config.parties.items()}
+    shared["staleness"] = config.exchange.staleness
+    return digest_of(shared)
+
+
+class Mailbox:
+    """Reads and writes the messages of one campaign as one party."""
+
+    def __init__(
+        self, config: CampaignConfig, bucket: Bucket, folder: Path, private: str, warn: Callable[[str], None]
+    ) -> None:
+        self.config, self.bucket, self.folder = config, bucket, folder
+        self.me = config.party.name if config.party is not None else ""
+        self.campaign = campaign_digest(config)
+        self.keys = {name: party.public_key for name, party in config.parties.items()}
+        self.sent_bytes = self.received_bytes = 0
+        self._private, self._warn = private, warn
+        self._told: set[str] = set()
+        self._known: dict[str, Message] = {}
+        self._lock = threading.Lock()
+
+    # -- write -----------------------------------------------------------------------------------------------------
+
+    def message(self, kind: Kind, agent: str, iteration: int, **fields: object) -> Message:
+        """Return a message of this party."""
+        plain = {"campaign": self.campaign, "kind": kind, "party": self.me, "agent": agent, "iteration": iteration}
+        return Message.model_validate({**plain, **fields})
+
+    def was_sent(self, kind: Kind, agent: str, iteration: int) -> bool:
+        """Whether this party knows that its message is in the bucket."""
+        return (self.folder / "sent" / path_of(self.me, kind, agent, iteration)).exists()
+
+    def send(self, message: Message, tables: Mapping[str, bytes]) -> None:
+        """Write tables, then the message that names them; waits while the bucket is away. A message stands once sent.
+
+        What somebody without our key wrote in our place is overwritten.
+        """
+        place = path_of(self.me, message.kind, message.agent, message.iteration)
+        raw = seal(message, self._private)
+        for path, data in tables.items():
+            self._patiently(lambda p=path, d=data: self.bucket.write(self.table_path(message, p), d))  # type: ignore[misc]
+        if not self._patiently(lambda: self.bucket.create(self.object_path(place), raw)):
+            found = self._patiently(lambda: self.bucket.read(self.object_path(place))) or b""
+            try:
+                unseal(found, self.me, self.keys, place)
+            except Refused as refused:
+                self._warn(f"exchange: {refused}; it stood in our place and was replaced")
+                self._patiently(lambda: self.bucket.write(self.object_path(place), raw))
+        self._keep("sent", place, raw)
+        self.sent_bytes += len(raw) + sum(map(len, tables.values()))
+
+    def close_round(self, phase: str, iteration: int, members: tuple[str, ...]) -> None:
+        """Close a round with these agents, unless somebody has closed it."""
+        message = self.message("closing", phase, iteration, members=members).model_copy(update={"agent": ""})
+        raw = seal(message.model_copy(update={"source": phase}), self._private)
+        self._patiently(lambda: self.bucket.create(self.object_path(round_path(phase, iteration)), raw))
+
+    # -- read ------------------------------------------------------------------------------------------------------
+
+    def find(self, kind: Kind, agent: str, iteration: int, *, local: bool = False) -> Message | None:
+        """Return another party's message, or None where there is none (yet) that can be used.
+
+        A message that is refused counts as absent, and the campaign is told once whose it is and why. A reason that
+        only the party itself can have caused is raised.
+        """
+        party = self.config.party_of(agent)
+        place = path_of(party, kind, agent, iteration)
+        if place in self._known:
+            return self._known[place]
+        try:
+            raw = (self.folder / "received" / place).read_bytes()
+        except FileNotFoundError:
+            raw = b""
+        from_disk = bool(raw)
+        if not raw and not local:
+            raw = self._patiently(lambda: self.bucket.read(self.object_path(place))) or b""
+        if not raw:
+            return None
+        try:
+            message = unseal(raw, party, self.keys, place)
+            expected = Message(campaign=self.campaign, kind=kind, party=party, agent=agent, iteration=iteration)
+            check_place(message, expected, self.config.parties[party].agents, place)
+        except Refused as refused:
+            self.refuse(refused, {"message.json": raw}, iteration)
+            if refused.reason in PROVEN:
+                raise
+            return None
+        if not from_disk:
+            self._keep("received", place, raw)
+            self.received_bytes += len(raw)
+        self._known[place] = message
+        return message
+
+    def fetch(self, message: Message, path: str) -> bytes:
+        """Return a table that travels with a message; raise Refused where it is not what was signed."""
+        table = next((t for t in message.tables if t.path == path), None)
+        if table is None:
+            raise Refused(message.party, "unfounded", f"{message.label} comes without {path}")
+        for attempt in range(3):
+            data = self._patiently(lambda: self.bucket.read(self.table_path(message, path)))
+            if data is not None and hashlib.sha256(data).hexdigest() == table.sha256:
+                self.received_bytes += len(data)
+                return data
+            time.sleep(self.config.exchange.poll_seconds * attempt)
+        refused = Refused(message.party, "altered", f"{path} of {message.label} is not what was signed, or missing")
+        self.refuse(refused, {"message.json": message.model_dump_json().encode(), path: data or b""}, message.iteration)
+        raise refused
+
+    def closing(self, phase: str, iteration: int) -> tuple[Message, float] | None:
+        """Return how a round was closed, and when by the bucket's clock; a closing that is refused counts as absent."""
+        place = round_path(phase, iteration)
+        kept = self.folder / "received" / place
+        if kept.exists():
+            return Message.model_validate(json.loads(kept.read_bytes())["message"]), 0.0
+        raw = self._patiently(lambda: self.bucket.read(self.object_path(place)))
+        stat = self._patiently(lambda: self.bucket.stat(self.object_path(place)))
+        if raw is None or stat is None:
+            return None
+        signer = _signer(raw)
+        if signer not in self.keys:
+            raise Refused(signer or "somebody", "unsigned", f"{place} names no party as its author")
+        message = unseal(raw, signer, self.keys, place)
+        if (message.campaign, message.kind, message.iteration, message.source) != (
+            self.campaign,
+            "closing",
+            iteration,
+            phase,
+        ):
+            raise Refused(signer, "replayed", f"{place} was signed for another round")
+        return message, stat.modified
+
+    def keep_closing(self, phase: str, iteration: int) -> None:
+        """Keep a closing that was found right."""
+        place = round_path(phase, iteration)
+        raw = self._patiently(lambda: self.bucket.read(self.object_path(place)))
+        if raw is not None:
+            self._keep("received", place, raw)
+
+    def opened(self, iteration: int) -> float:
+        """Return when a round was opened, by the bucket's clock; the first who asks opens it."""
+        path = self.object_path(f"rounds/{iteration:06d}/open")
+        stat = self._patiently(lambda: self.bucket.stat(path))
+        if stat is None:
+            self._patiently(lambda: self.bucket.create(path, b""))
+            stat = self._patiently(lambda: self.bucket.stat(path))
+        return stat.modified if stat is not None else time.time()
+
+    # -- refusals --------------------------------------------------------------------------------------------------
+
+    def refuse(self, refused: Refused, evidence: Mapping[str, bytes], iteration: int = 0) -> None:
+        """Say once what was refused, and keep the evidence."""
+        with self._lock:
+            if str(refused) in self._told:
+                return
+            self._told.add(str(refused))
+        name = hashlib.sha256(str(refused).encode()).hexdigest()[:12]
+        folder = self.folder / "evidence" / f"{refused.party}-{refused.reason}-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, data in evidence.items():
+            (folder / Path(path).name).write_bytes(data)
+        about = {"party": refused.party, "reason": refused.reason, "what": refused.what, "iteration": iteration}
+        replace_synced(folder / "why.json", json.dumps(about, indent=1))
+        self._warn(f"exchange: {refused}; the evidence is in {folder}")
+
+    def quarantined(self) -> dict[str, int]:
+        """Return the parties that were caught, and the round of each: from then on nothing of theirs is used."""
+        caught: dict[str, int] = {}
+        for path in (self.folder / "evidence").glob("*/why.json"):
+            about = json.loads(path.read_text())
+            if about["reason"] in QUARANTINE:
+                caught[about["party"]] = min(about["iteration"], caught.get(about["party"], about["iteration"]))
+        return caught
+
+    def object_path(self, place: str) -> str:
+        """Return the name of an object in the bucket."""
+        return f"exchange/{self.config.name}/{place}"
+
+    def table_path(self, message: Message, path: str) -> str:
+        """Return the name of a table in the bucket."""
+        return self.object_path(f"{message.party}/{message.iteration:06d}/{message.agent}.{path}")
+
+    def _keep(self, where: str, place: str, raw: bytes) -> None:
+        path = self.folder / where / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_synced(path, raw.decode())
+
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """Ask the bucket, again and again while it is away."""
+        while True:
+            try:
+                return request()
+            except BucketError as problem:
+                with self._lock:
+                    new = str(problem) not in self._told
+                    self._told.add(str(problem))
+                if new:
+                    self._warn(f"exchange: {problem}; trying again every {_PATIENCE:g} s")
+                time.sleep(_PATIENCE)
+
+
+def path_of(party: str, kind: Kind, agent: str, iteration: int) -> str:
+    """Return where a message stands, below the campaign."""
+    return f"{party}/{iteration:06d}/{agent}.{kind}.json"
+
+
+def round_path(phase: str, iteration: int) -> str:
+    """Return where the closing of a round stands, below the campaign."""
+    return f"rounds/{iteration:06d}/{phase}.json"
+
+
+def table_of(path: str, data: bytes) -> Table:
+    """Describe a table that travels with a message."""
+    return Table(path=path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+
+
+def _signer(raw: bytes) -> str:
+    try:
+        return str(json.loads(raw)["message"]["party"])
+    except (ValueError, KeyError, TypeError):
+        return ""

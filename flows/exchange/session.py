@@ -1,0 +1,122 @@
+"""Opens a party's end of the exchange for a campaign: mailbox, outbox, and what stands before runner and executor."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flows.exchange.mailbox import Mailbox, table_of
+from flows.exchange.party import PartyRun
+from flows.record.record import Record
+from flows.run.events import Listener
+from flows.run.executors import Executor
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.bucket import Bucket
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.errors import ConfigError
+from hacrl_core.exchange.messages import Kind
+from hacrl_core.exchange.signing import public_key_of, read_key
+from stages.spec import Outcome, StageCall, find_stage
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A party's end of the exchange."""
+
+    config: CampaignConfig
+    mailbox: Mailbox
+    stopped: threading.Event
+
+    def party_run(self, store: Store, record: Record | None, *, local: bool = False) -> PartyRun:
+        """Return what stands between the campaign and its runner."""
+        return PartyRun(self.config, self.mailbox, store, record, self.stopped, local=local)
+
+
+def open_exchange(config: CampaignConfig, folder: Path, store: Store, warn: Callable[[str], None]) -> Exchange | None:
+    """Open the exchange of a campaign that names its party, else None; raise ConfigError where the key does not fit."""
+    if config.party is None or config.exchange.bucket is None:
+        return None
+    private = read_key(config.party.key)
+    if public_key_of(private) != config.parties[config.party.name].public_key:
+        raise ConfigError(
+            f"party.key: it belongs to {public_key_of(private)}, and parties.{config.party.name}.public_key is "
+            f"{config.parties[config.party.name].public_key}; use the key of this party"
+        )
+    behind = getattr(store, "bucket_name", None) or getattr(getattr(store, "bucket", None), "name", None)
+    if behind == config.exchange.bucket.bucket:
+        raise ConfigError(
+            f"exchange.bucket {behind}: it is also the bucket behind this home's store, which holds weights; unset "
+            "HACRL_BUCKET or give the exchange a bucket of its own"
+        )
+    mailbox = Mailbox(config, Bucket(config.exchange.bucket), folder / "exchange", private, warn)
+    return Exchange(config, mailbox, threading.Event())
+
+
+class Outbox(Listener):
+    """Sends what others wait for as soon as it is there: a commitment, the answers with their verdicts, the claims."""
+
+    def __init__(self, exchange: Exchange, store: Store) -> None:
+        self._mailbox, self._store = exchange.mailbox, store
+        self._own = exchange.config.parties[exchange.mailbox.me].agents
+        # Agent and iteration → the version that answers, and the key of its call.
+        self._commitments: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def stage_started(self, call: StageCall, why: list[str]) -> None:
+        """Commit to a version, prompts and seeds before anything is sampled."""
+        if call.stage == "generate" and call.agent in self._own:
+            self._commit(call)
+
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        """Send what this stage completes."""
+        if call.agent not in self._own or call.iteration is None:
+            return
+        if call.stage == "generate":
+            self._commit(call)
+        elif call.stage == "verify":
+            answers = call.artifacts["rollouts"]
+            tables = {
+                "answers.parquet": (answers.path / "answers.parquet").read_bytes(),
+                "verdicts.parquet": (outcome.ref.path / "verdicts.parquet").read_bytes(),
+            }
+            source = self._store.manifest(answers.stage, answers.key).identity.inputs["rollouts"]
+            self._send("answers", call, source, tables)
+        elif call.stage == "share" and call.variant == "claims":
+            claims = (outcome.ref.path / "claims.parquet").read_bytes()
+            self._send("claims", call, call.artifacts["scores"].digest, {"claims.parquet": claims})
+
+    def _commit(self, call: StageCall) -> None:
+        agent, iteration = call.agent, call.iteration or 0
+        policy, key = call.artifacts["agent"].digest, find_stage("generate").identity(call).key
+        self._commitments[agent, iteration] = policy, key
+        if not self._mailbox.was_sent("commit", agent, iteration):
+            self._mailbox.send(self._mailbox.message("commit", agent, iteration, policy=policy, key=key), {})
+
+    def _send(self, kind: Kind, call: StageCall, source: str, tables: dict[str, bytes]) -> None:
+        agent, iteration = call.agent, call.iteration or 0
+        if self._mailbox.was_sent(kind, agent, iteration):
+            return
+        policy, key = self._commitments[agent, iteration]
+        described = tuple(table_of(path, data) for path, data in tables.items())
+        message = self._mailbox.message(kind, agent, iteration, policy=policy, key=key, source=source, tables=described)
+        self._mailbox.send(message, tables)
+
+
+class PartyExecutor:
+    """Runs own stages as before, and checks of other parties' answers in the place of an own agent."""
+
+    def __init__(self, inner: Executor, exchange: Exchange) -> None:
+        self._inner, self._stopped = inner, exchange.stopped
+        self._own = exchange.config.parties[exchange.mailbox.me].agents
+        stopped = exchange.stopped
+        stopped.clear()
+
+    def run(self, call: StageCall, listener: Listener) -> Outcome:
+        """Run the call."""
+        if call.agent and call.agent not in self._own:
+            return self._inner.run(replace(call, agent=self._own[0]), listener)
+        return self._inner.run(call, listener)
+
+    def close(self, *, now: bool) -> None:
+        """Stop waiting for other parties, and end what was started."""
+        self._stopped.set()
+        self._inner.close(now=now)

@@ -1,0 +1,150 @@
+"""Messages: an unsigned, altered, replayed, foreign-named one is refused by name; keys are private."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.exchange.mailbox import Mailbox, path_of
+from hacrl_core.artifacts.bucket import Bucket
+from hacrl_core.errors import ConfigError
+from hacrl_core.exchange.messages import Refused, seal
+from hacrl_core.exchange.signing import is_signed_by, public_key_of, read_key, sign, write_key
+from tests.exchange.parties import as_party, meeting
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> dict[str, Mailbox]:
+    config = meeting(tmp_path)
+    told: list[str] = []
+    found = {}
+    for name in config.parties:
+        own = as_party(config, name, tmp_path)
+        private = (tmp_path / "keys" / f"{name}.key").read_text()
+        found[name] = Mailbox(own, Bucket(own.exchange.bucket), tmp_path / name, private, told.append)
+    return found
+
+
+def put(boxes: dict[str, Mailbox], raw: bytes, party: str = "south", agent: str = "ben", iteration: int = 1) -> None:
+    box = boxes[party]
+    box.bucket.write(box.object_path(path_of(party, "commit", agent, iteration)), raw)
+
+
+def refusal(boxes: dict[str, Mailbox]) -> tuple[str, str]:
+    """What north says about ben's commitment in round 1."""
+    north = boxes["north"]
+    try:
+        assert north.find("commit", "ben", 1) is None
+    except Refused as refused:
+        return refused.party, refused.reason
+    [why] = (north.folder / "evidence").glob("*/why.json")
+    about = json.loads(why.read_text())
+    assert (why.parent / "message.json").exists()
+    return about["party"], about["reason"]
+
+
+def test_a_signed_message_arrives(boxes) -> None:
+    south = boxes["south"]
+    south.send(south.message("commit", "ben", 1, policy="p", key="k"), {})
+    found = boxes["north"].find("commit", "ben", 1)
+    assert found is not None
+    assert (found.policy, found.key) == ("p", "k")
+
+
+def test_unsigned(boxes) -> None:
+    message = boxes["south"].message("commit", "ben", 1)
+    put(boxes, json.dumps({"message": message.model_dump(mode="json")}).encode())
+    assert refusal(boxes) == ("south", "unsigned")
+
+
+@pytest.mark.parametrize("field", ["policy", "key", "iteration", "campaign"])
+def test_altered(boxes, field: str) -> None:
+    south = boxes["south"]
+    body = json.loads(seal(south.message("commit", "ben", 1, policy="p"), south._private))
+    body["message"][field] = 7 if field == "iteration" else "other"
+    put(boxes, json.dumps(body).encode())
+    assert refusal(boxes) == ("south", "altered")
+
+
+def test_garbage(boxes) -> None:
+    put(boxes, b"\x00[[[")
+    assert refusal(boxes) == ("south", "altered")
+
+
+def test_replayed_from_another_round(boxes) -> None:
+    south = boxes["south"]
+    put(boxes, seal(south.message("commit", "ben", 0), south._private))
+    assert refusal(boxes) == ("south", "replayed")
+
+
+def test_replayed_from_another_campaign(boxes) -> None:
+    south = boxes["south"]
+    message = south.message("commit", "ben", 1).model_copy(update={"campaign": "0" * 64})
+    put(boxes, seal(message, south._private))
+    assert refusal(boxes) == ("south", "replayed")
+
+
+def test_foreign_named_names_the_signer(boxes) -> None:
+    west = boxes["west"]
+    put(boxes, seal(boxes["south"].message("commit", "ben", 1), west._private))
+    assert refusal(boxes) == ("west", "foreign-named")
+
+
+def test_about_an_agent_of_another_party(boxes) -> None:
+    south = boxes["south"]
+    put(boxes, seal(south.message("commit", "cat", 1), south._private))
+    assert refusal(boxes) == ("south", "foreign-named")
+
+
+def test_what_stands_in_our_place_is_replaced(boxes) -> None:
+    put(boxes, b"{}")
+    south = boxes["south"]
+    south.send(south.message("commit", "ben", 1, policy="p"), {})
+    found = boxes["north"].find("commit", "ben", 1)
+    assert found is not None
+    assert found.policy == "p"
+
+
+def test_an_altered_table_is_refused(boxes) -> None:
+    from flows.exchange.mailbox import table_of
+
+    south, north = boxes["south"], boxes["north"]
+    south.send(
+        south.message("claims", "ben", 1, tables=(table_of("claims.parquet", b"one"),)), {"claims.parquet": b"two"}
+    )
+    message = north.find("claims", "ben", 1)
+    assert message is not None
+    with pytest.raises(Refused, match="south: altered"):
+        north.fetch(message, "claims.parquet")
+
+
+def test_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.key"
+    public = write_key(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert public_key_of(read_key(path)) == public
+    signature = sign(read_key(path), b"x")
+    assert is_signed_by(public, b"x", signature)
+    assert not is_signed_by(public, b"y", signature)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_key(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_key(path)
+
+
+def test_configs_that_do_not_fit(tmp_path: Path) -> None:
+    from pydantic import ValidationError
+
+    from hacrl_core.config.campaign import CampaignConfig
+
+    raw = meeting(tmp_path).model_dump(mode="json")
+    for change, words in (
+        ({"party": {"name": "east"}}, "the parties are north, south, west"),
+        ({"party": {"name": "north", "agents": ["ben"]}}, "make them equal"),
+        ({"parties": {"north": {**raw["parties"]["north"], "public_key": "x"}}}, "is no public key"),
+        ({"parties": {"north": raw["parties"]["north"]}}, "exactly one party"),
+        ({"party": {"name": "north"}, "store": raw["exchange"]["bucket"]}, "holds weights"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            CampaignConfig.model_validate({**raw, **change})
