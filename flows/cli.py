@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import campaigns, configs, exchange, methods, plan, servers, start, store, sweeps, tasks, track, views
+from flows.commands import (
+    campaigns,
+    configs,
+    exchange,
+    methods,
+    plan,
+    servers,
+    start,
+    store,
+    sweeps,
+    tasks,
+    track,
+    views,
+)
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
