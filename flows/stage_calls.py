@@ -185,7 +185,7 @@ class StageCalls:
             iteration=iteration,
             minibatch_prompts=self.config.minibatch_size(learner),
             algorithm=self.config.objective(learner),
-            update=self.config.training(learner),
+            update=self.config.training(learner).at(iteration),
             on_nonfinite=divergence.on_nonfinite,
             max_error_share=self.config.verify.max_error_share if skips else None,
         )
@@ -245,7 +245,7 @@ class StageCalls:
 
     def _score_slice(self, learner: str, samplers: tuple[str, ...], iteration: int) -> ScoreSlice:
         boundary = self.config.boundary(learner, samplers)
-        update = self.config.training(learner)
+        update = self.config.training(learner).at(iteration)
         return ScoreSlice(
             learner=learner,
             samplers=samplers,

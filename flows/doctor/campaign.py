@@ -18,7 +18,7 @@ from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import HacrlError
-from hacrl_core.learning.memory import Estimate
+from hacrl_core.learning.memory import Estimate, host_bytes
 from hacrl_core.learning.shape import Shape, shape_of
 from hacrl_core.problems import Problem
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
@@ -38,6 +38,8 @@ class Checkup:
     prompt: str = ""
     prompt_tokens: int = 0
     memory: Estimate | None = None
+    # Bytes in the host's memory that update.offload keeps there.
+    offloaded: int = 0
     # The device on which it scores and learns.
     place: str = "cpu"
     fingerprint: str = ""
@@ -84,6 +86,7 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     longest = generate.max_prompt_tokens or checkup.prompt_tokens
     total = total_bytes(checkup.place)
     checkup.memory = memory_of(config, shape, agent, longest, total)
+    checkup.offloaded = host_bytes(shape, config.training(agent))
     checkup.faults += share_faults(config, shape, agent, total)
     return checkup
 
@@ -227,6 +230,13 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
                 "spread it over more GPUs (update.ranks), lower update.token_budget, generate.batch_size or "
                 "engine.memory_share, set update.gradient_checkpointing, or train adapters (update.lora)"
             )
+    offloaded = {c.agent: c.offloaded for c in checkups if c.offloaded and c.place != "cpu"}
+    free_here = free_bytes("cpu") or 0
+    if sum(offloaded.values()) > free_here:
+        faults.append(
+            f"host: update.offload of {' and '.join(offloaded)} keeps about {gib(sum(offloaded.values()))} GiB in the "
+            f"host's memory, {gib(free_here)} are free; set offload: none with more ranks, or use another machine"
+        )
     if places:
         console.print(table)
         console.print()

@@ -5,11 +5,14 @@ that the machine cannot run is skipped, and the file says why.
 """
 
 import json
+import os
 import platform
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from rich.table import Table
 from flows.doctor import smoke_parts as parts
 from flows.doctor.smoke_parts import Skipped
 
+# Of one part. A healthy machine needs a tenth of it; ranks that hang need more than NCCL's abort takes.
+LIMIT_SECONDS = 600
 PACKAGES = ("hacrl", "torch", "transformers", "triton", "peft")
 
 
@@ -33,14 +38,17 @@ def run_smoke(console: Console, out: Path, device: str = "auto") -> int:
     marks = {"ok": "[green]ok[/green]", "failed": "[red]failed[/red]", "skipped": "[yellow]skipped[/yellow]"}
     with tempfile.TemporaryDirectory(prefix="hacrl-smoke-") as folder:
         for name, part in PARTS.items():
-            found = _run(part, where, Path(folder))
+            # If the process ends in a part (a crash in a driver, a group of ranks that hangs), the file names it.
+            report["parts"][name] = {"state": "failed", "why": "the process ended in this part", "found": {}}
+            _write(report, out)
+            with _limit(report, name, out):
+                found = _run(part, where, Path(folder))
             report["parts"][name] = found
             detail = found.get("why") or ", ".join(f"{key} {value}" for key, value in found["found"].items())
             table.add_row(marks[found["state"]], name, detail, f"{found['seconds']:.1f} s")
     console.print(table)
+    _write(report, out)
     states = [found["state"] for found in report["parts"].values()]
-    report["state"] = "failed" if "failed" in states else "ok"
-    out.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"{out}: {states.count('ok')} ok, {states.count('skipped')} skipped, {states.count('failed')} failed")
     return int(report["state"] == "failed")
 
@@ -69,6 +77,32 @@ def _run(part: Callable[[torch.device, Path], dict[str, Any]], device: torch.dev
         found |= {"state": "failed", "why": why, "traceback": traceback.format_exc()}
     found["seconds"] = round(time.perf_counter() - begun, 2)
     return found
+
+
+def _write(report: dict[str, Any], out: Path) -> None:
+    """Write the file as far as it is known."""
+    states = [found["state"] for found in report["parts"].values()]
+    report["state"] = "failed" if "failed" in states else "ok"
+    out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+@contextmanager
+def _limit(report: dict[str, Any], name: str, out: Path) -> Iterator[None]:
+    """End this process, with a word in the file, if a part never comes back: a hang is a finding, too."""
+
+    def stop() -> None:
+        report["parts"][name]["why"] = f"took more than {LIMIT_SECONDS} s and was ended"
+        _write(report, out)
+        os.write(2, f"{name}: took more than {LIMIT_SECONDS} s; {out} says how far it came\n".encode())
+        os._exit(1)
+
+    timer = threading.Timer(LIMIT_SECONDS, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flows.store.space import BYTES_PER_TOKEN
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.generation import VllmEngineConfig
 from hacrl_core.errors import ConfigError
-from hacrl_core.learning.memory import Estimate, beside, estimate, together
+from hacrl_core.learning.memory import Estimate, beside, estimate, on_one_host, together
 from hacrl_core.learning.shape import Shape
 
 # Enough to see the rhythm of a campaign; the rest repeats it.
@@ -119,11 +119,12 @@ def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
 
 
 def memory_of(config: CampaignConfig, shape: Shape, agent: str, prompt_tokens: int, total: int) -> Estimate:
-    """Return an agent's memory on a GPU of ``total`` bytes (0: on the CPU), with all that stays loaded beside."""
+    """Return an agent's memory on a GPU of ``total`` bytes (0: on the CPU, all ranks together), and all beside it."""
     generate, update, objective = config.generation(agent), config.training(agent), config.objective(agent)
     has_reference = objective.kl_coefficient > 0 or objective.measure_kl
     alone = estimate(shape, generate, config.scoring(agent), update, prompt_tokens, on_gpu=total > 0)
-    return together(alone, beside(shape, generate, update, has_reference=has_reference, total=total))
+    found = together(alone, beside(shape, generate, update, has_reference=has_reference, total=total))
+    return found if total or update.ranks == 1 else on_one_host(found, shape, update)
 
 
 def share_faults(config: CampaignConfig, shape: Shape, agent: str, total: int) -> list[str]:

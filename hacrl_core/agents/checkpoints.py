@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hacrl_core.agents.agent import AGENT_FILE, Agent, runs_own_code
 from hacrl_core.artifacts.files import HashedFile, hashed_file
+from hacrl_core.contracts.manifest import TRAINING
 from hacrl_core.errors import EngineError
 
 # In a folder of its own: vLLM and others take every *.safetensors beside config.json for weights.
-TRAINING = "training"
 _TENSORS = f"{TRAINING}/optimizer.safetensors"
 _COUNTS = f"{TRAINING}/optimizer.json"
 _FORMAT = "hacrl-adamw/1"  # one file

@@ -169,11 +169,11 @@ class SharedStore(Store):
         self._verified.add(key)
         return True
 
-    def _hold(self, held: ExitStack, ref: ArtifactRef) -> bool:
+    def _hold(self, held: ExitStack, ref: ArtifactRef, apart_from: str = "") -> bool:
         for _ in range(3):
             if not self._await(ref) or not self.fetch(ref.stage, ref.key):
                 return False
-            if super()._hold(held, ref):
+            if super()._hold(held, ref, apart_from):
                 return True
         return False
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from hacrl_core.artifacts.files import hash_and_sync, hash_files, replace_synced, sync, write_synced
 from hacrl_core.artifacts.locks import exclusive, release, shared, try_exclusive
 from hacrl_core.artifacts.manifests import MANIFEST, check_schema, file_of, read_manifest
-from hacrl_core.contracts.manifest import Identity, Manifest, Output, Provenance, sealed_json
+from hacrl_core.contracts.manifest import Identity, Manifest, Output, Provenance, is_below, sealed_json
 from hacrl_core.errors import ArtifactError, ContentChangedError, InputGoneError, NewerArtifactError
 
 COLLECTED = "collected.json"
@@ -58,6 +58,7 @@ class Store:
         self.root = root
         self._on_problem = on_problem or (lambda message: None)
         self._verified: set[str] = set()
+        self._verified_apart: set[tuple[str, str]] = set()  # key and the folder that was left out
         # By key, with the file's inode: another process may replace it.
         self._manifests: dict[str, tuple[int, Manifest]] = {}
 
@@ -104,7 +105,7 @@ class Store:
         if kept is None or kept[0] != inode:
             if self._manifests.pop(key, None) is not None:
                 # Recomputed since the last lookup.
-                self._verified.discard(key)
+                self._doubt(key)
             found = read_manifest(folder)
             if (found.stage, found.key, found.identity.key) != (stage, key, key):
                 raise ArtifactError(
@@ -116,6 +117,11 @@ class Store:
     def mark_verified(self, ref: ArtifactRef) -> None:
         """Trust the digests of an artifact that a child of this process has just published."""
         self._verified.add(ref.key)
+
+    def _doubt(self, key: str) -> None:
+        """Let the files of an artifact be hashed before anything reads them again."""
+        self._verified.discard(key)
+        self._verified_apart = {known for known in self._verified_apart if known[0] != key}
 
     def folder(self, stage: str, key: str) -> Path:
         """Return where an artifact is, whether or not it exists."""
@@ -135,10 +141,13 @@ class Store:
         return (self.folder(stage, key) / COLLECTED).exists()
 
     @contextmanager
-    def reading(self, refs: Iterable[ArtifactRef]) -> Iterator[None]:
-        """Hold a stage's inputs while it runs: complete at the start, and not collected before it ends."""
+    def reading(self, refs: Iterable[ArtifactRef], *, apart_from: str = "") -> Iterator[None]:
+        """Hold a stage's inputs while it runs: complete at the start, and not collected before it ends.
+
+        Files below the folder ``apart_from`` are not read by the stage: they must be there, and are not hashed.
+        """
         with ExitStack() as held:
-            gone = tuple(ref for ref in refs if not self._hold(held, ref))
+            gone = tuple(ref for ref in refs if not self._hold(held, ref, apart_from))
             if gone:
                 places = ", ".join(str(ref.path) for ref in gone)
                 raise InputGoneError(
@@ -230,10 +239,13 @@ class Store:
 
     # -- damage ----------------------------------------------------------------------------------------------------
 
-    def check(self, folder: Path, manifest: Manifest, *, digests: Literal["none", "changed", "all"]) -> None:
+    def check(
+        self, folder: Path, manifest: Manifest, *, digests: Literal["none", "changed", "all"], apart_from: str = ""
+    ) -> None:
         """Check every file against the manifest: presence, size and content; raise what is wrong.
 
-        ``changed`` hashes only files that are newer than the manifest, whose time is that of the last look-up.
+        ``changed`` hashes only files that are newer than the manifest, whose time is that of the last look-up. Files
+        below ``apart_from`` are not hashed.
         """
         checked = (folder / MANIFEST).stat().st_mtime_ns
         hashed = []
@@ -249,6 +261,8 @@ class Store:
                     f"{path}: {found.st_size} bytes, the manifest says {output.bytes}; "
                     f"the stage {manifest.stage} will run again"
                 )
+            if is_below(output.path, apart_from):
+                continue
             if digests == "all" or (digests == "changed" and found.st_mtime_ns >= checked):
                 hashed.append((path, output.sha256))
         for (path, expected), digest in zip(hashed, _digests([path for path, _ in hashed]), strict=True):
@@ -264,7 +278,7 @@ class Store:
         )
         place.parent.mkdir(parents=True, exist_ok=True)
         self._manifests.pop(folder.name, None)
-        self._verified.discard(folder.name)
+        self._doubt(folder.name)
         try:
             os.rename(folder, place)
         except FileNotFoundError:
@@ -292,7 +306,7 @@ class Store:
         self._verified.add(first.key)
         return ArtifactRef(first.stage, first.key, first.content_digest, target)
 
-    def _hold(self, held: ExitStack, ref: ArtifactRef) -> bool:
+    def _hold(self, held: ExitStack, ref: ArtifactRef, apart_from: str = "") -> bool:
         """Share the manifest's lock, which removal takes exclusively; then check as in a lookup."""
         folder = self.folder(ref.stage, ref.key)
         if not _share(held, folder):
@@ -301,7 +315,8 @@ class Store:
             manifest = self.manifest(ref.stage, ref.key)
             if self.is_collected(ref.stage, ref.key):
                 return False
-            self.check(folder, manifest, digests="none" if ref.key in self._verified else "all")
+            known = ref.key in self._verified or (ref.key, apart_from) in self._verified_apart
+            self.check(folder, manifest, digests="none" if known else "all", apart_from=apart_from)
         except NewerArtifactError:
             raise
         except ArtifactError as problem:
@@ -310,7 +325,10 @@ class Store:
         # Results of the old content must not be mixed with the new.
         if manifest.content_digest != ref.digest:
             raise ContentChangedError(f"{folder}: was made again and has other content than before")
-        self._verified.add(ref.key)
+        if any(is_below(output.path, apart_from) for output in manifest.outputs):
+            self._verified_apart.add((ref.key, apart_from))
+        else:
+            self._verified.add(ref.key)
         return True
 
 

@@ -100,6 +100,11 @@ class UpdateConfig(StrictConfig):
         description="Processes that score and train this model together, each with its share of weights, gradient and "
         "optimizer (FSDP2). One GPU of the agent's `gpus` each; on the CPU any number.",
     )
+    ranks_until: Annotated[dict[PositiveInt, PositiveInt], NotIdentity] = Field(
+        default_factory=dict,
+        description="For a campaign that goes on with another number of ranks: {30: 8} says that the iterations before "
+        "30 had 8. They keep their keys, and the training state of 8 ranks is read by as many as `ranks` says.",
+    )
     offload: Annotated[Literal["none", "optimizer"], NotIdentity] = Field(
         "none",
         description="optimizer: weights, gradient and moments wait in the host's memory and AdamW runs there; needs "
@@ -109,6 +114,12 @@ class UpdateConfig(StrictConfig):
         None,
         description="Files that AdamW's moments are split into, by parameter. Empty: 1 with one rank, 8 with several.",
     )
+
+    def at(self, iteration: int) -> "UpdateConfig":
+        """Return the settings of one iteration: those of now, with the number of ranks that it had."""
+        ranks = next((self.ranks_until[end] for end in sorted(self.ranks_until) if iteration < end), self.ranks)
+        offload = self.offload if ranks > 1 else "none"
+        return self.model_copy(update={"ranks": ranks, "ranks_until": {}, "offload": offload})
 
     @property
     def files_of_state(self) -> int:

@@ -71,6 +71,10 @@ class Provenance(StrictModel):
     peak_device_bytes: int = 0
 
 
+# The folder of a version that only its next update reads: the optimizer's moments.
+TRAINING = "training"
+
+
 class Manifest(StrictModel):
     """What an artifact is, what is in it and how it was made."""
 
@@ -89,10 +93,25 @@ class Manifest(StrictModel):
         """A digest of all files except measured ones."""
         return digest_of({o.path: o.sha256 for o in self.outputs if not o.measured})
 
+    def part_digest(self, folder: str, *, inside: bool = True) -> str:
+        """Return a digest of the files below a folder, or of all others; measured files are left out.
+
+        A version's weights and its training state so have digests of their own: two versions with equal weights have
+        equal digests apart from ``training``.
+        """
+        return digest_of(
+            {o.path: o.sha256 for o in self.outputs if not o.measured and is_below(o.path, folder) == inside}
+        )
+
     @property
     def bytes(self) -> int:
         """The size of all files together."""
         return sum(o.bytes for o in self.outputs)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Return whether a file of an artifact lies below one of its folders; nothing lies below the empty name."""
+    return bool(folder) and path.startswith(f"{folder}/")
 
 
 def sealed_json(manifest: Manifest) -> str:

@@ -13,8 +13,10 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
     bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not in score,
               not with LoRA
-    ranks     weights, gradient and moments / R; gathered on each rank: the float32 group of embeddings and head with
-              its gradient, and two layers with one layer's gradient
+    ranks     weights, gradient and moments / R. The higher of two moments, on each rank: at the loss, the gathered
+              group of embeddings and head (float32), the head's gradient, two gathered layers, one layer's gradient and
+              its copy for the others, beside the activations; at the end of the backward pass (score: while the group
+              is gathered), that group three times (score: twice) and no activations
     offload   slices, gradient and moments are in the host's memory
 
 Activations of a token and layer, in bytes: float32 4·(6·H + 5·Q + 4·I). Under bf16 the residual stream and what the
@@ -72,13 +74,13 @@ def estimate(
     logits = _logit_bytes(shape, generate.max_tokens, update.max_logits_mb, on_gpu=on_gpu)
     scored, updated = _tokens(score.token_budget, length), _tokens(update.token_budget, length)
     half = update.autocast == "bf16"
-    held = _held_for_scoring(shape, update)
-    trained = _held_for_training(shape, update)
     # Hidden states of a microbatch: what the body returns, those of responses in float32, and their gradient.
+    scoring = scored * (_one_layer(shape, half=half) + 8 * shape.hidden) + logits
+    training = updated * (_activations(shape, update) + 12 * shape.hidden) + logits
     return Estimate(
         generate=PROCESS_BYTES + _sampling_bytes(shape, generate, length, on_gpu=on_gpu),
-        score=PROCESS_BYTES + held + scored * (_one_layer(shape, half=half) + 8 * shape.hidden) + logits,
-        update=PROCESS_BYTES + trained + updated * (_activations(shape, update) + 12 * shape.hidden) + logits,
+        score=PROCESS_BYTES + _held_for_scoring(shape, update, scoring),
+        update=PROCESS_BYTES + _held_for_training(shape, update, training),
     )
 
 
@@ -124,34 +126,51 @@ def trainable(shape: Shape, lora: LoraConfig | None) -> int:
 
 
 def host_bytes(shape: Shape, update: UpdateConfig) -> int:
-    """Return what all ranks together keep in the host's memory."""
+    """Return what all ranks together keep in the host's memory because it is offloaded."""
     if update.offload == "none":
         return 0
     return 4 * shape.parameters + 12 * trainable(shape, update.lora)
 
 
+def on_one_host(each: Estimate, shape: Shape, update: UpdateConfig) -> Estimate:
+    """Return what all ranks together take where they share one memory: those that run on the CPU.
+
+    While rank 0 samples, the others wait with their slices.
+    """
+    others, away = update.ranks - 1, host_bytes(shape, update)
+    waiting = PROCESS_BYTES + (0 if away else 4 * shape.parameters // update.ranks)
+    return Estimate(
+        generate=each.generate + others * waiting + (4 * shape.parameters if away else 0),
+        score=each.score * update.ranks + (4 * shape.parameters if away else 0),
+        update=each.update * update.ranks + away,
+    )
+
+
 # -- the learner -------------------------------------------------------------------------------------------------------
 
 
-def _held_for_scoring(shape: Shape, update: UpdateConfig) -> int:
-    """Return the weights that a forward pass needs on one device."""
+def _held_for_scoring(shape: Shape, update: UpdateConfig, working: int) -> int:
+    """Return the peak of a forward pass on one device: weights and what it works with, ``working`` bytes."""
     half = update.autocast == "bf16"
     if update.ranks == 1:
-        return 4 * shape.parameters
+        return 4 * shape.parameters + working
     kept = 0 if update.offload != "none" else 4 * shape.parameters // update.ranks
-    return kept + 4 * shape.embeddings + 2 * _layer(shape) * (2 if half else 4)
+    root, layers = 4 * shape.embeddings, 2 * _layer(shape) * (2 if half else 4)
+    return kept + max(root + layers + working, 2 * root)
 
 
-def _held_for_training(shape: Shape, update: UpdateConfig) -> int:
-    """Return weights, gradient and moments on one device, and what is gathered there."""
+def _held_for_training(shape: Shape, update: UpdateConfig, working: int) -> int:
+    """Return the peak of an update on one device: weights, gradient, moments, what is gathered, and ``working``."""
     half, trained = update.autocast == "bf16", trainable(shape, update.lora)
     whole = 4 * shape.parameters + 12 * trained
     if update.ranks == 1:
-        return whole + (2 * shape.body if half and update.lora is None else 0)
+        return whole + (2 * shape.body if half and update.lora is None else 0) + working
     kept = 0 if update.offload != "none" else whole // update.ranks
-    gathered = 4 * shape.embeddings + 2 * _layer(shape) * (2 if half else 4)
-    gradients = 0 if update.lora else 4 * shape.embeddings + 4 * _layer(shape)
-    return kept + gathered + gradients
+    root, layers = 4 * shape.embeddings, 2 * _layer(shape) * (2 if half else 4)
+    if update.lora:
+        return kept + max(root + layers + working, 2 * root)
+    gradients = 4 * shape.head + 2 * 4 * _layer(shape)
+    return kept + max(root + layers + gradients + working, 3 * root)
 
 
 def _layer(shape: Shape) -> int:

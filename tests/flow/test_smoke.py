@@ -1,6 +1,10 @@
 """hacrl doctor --smoke: healthy here, and a planted fault in each part is found."""
 
 import json
+import multiprocessing
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from flows.cli import app
 from flows.doctor import smoke, smoke_parts
 from flows.doctor.smoke_parts import Skipped, Wrong
 from hacrl_core.errors import EngineError
+from tests.patience import patience
 
 CPU = torch.device("cpu")
 
@@ -18,6 +23,15 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+def reported(name: str, folder, monkeypatch) -> dict:
+    """What the file says of one part, and that the command fails with it."""
+    monkeypatch.setattr(smoke, "PARTS", {name: smoke.PARTS[name]})
+    failed = smoke.run_smoke(Console(quiet=True), folder / "smoke.json", "cpu")
+    found = json.loads((folder / "smoke.json").read_text())
+    assert found["state"] == ("failed" if failed else "ok")
+    return found["parts"][name]
 
 
 def test_the_file_has_every_part_and_says_why_one_was_skipped(tmp_path, monkeypatch):
@@ -50,8 +64,9 @@ def test_a_wrong_kernel_is_found(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(smoke_parts, "negative_gradient_", wrong)
-    with pytest.raises(Wrong, match=r"off by 0\.001"):
-        smoke_parts.kernel(CPU, tmp_path)
+    found = reported("kernel against reference", tmp_path, monkeypatch)
+    assert (found["state"], found["why"][:28]) == ("failed", "the kernel is off by 0.001, ")
+    assert found["found"]["gradient_off"] == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_a_score_of_another_policy_is_found(tmp_path, monkeypatch):
@@ -59,8 +74,9 @@ def test_a_score_of_another_policy_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(
         smoke_parts, "score_sequences", lambda *a, **options: right(*a, **options, temperature=1.01)
     )  # fmt: skip
-    with pytest.raises(Wrong, match="score and update differ"):
-        smoke_parts.agreement(CPU, tmp_path)
+    found = reported("score and update agree", tmp_path, monkeypatch)
+    assert found["state"] == "failed"
+    assert "score and update differ" in found["why"]
 
 
 def test_a_part_that_breaks_leaves_the_others_and_exit_code_1(tmp_path, monkeypatch):
@@ -75,6 +91,34 @@ def test_a_part_that_breaks_leaves_the_others_and_exit_code_1(tmp_path, monkeypa
     parts = json.loads((tmp_path / "out.json").read_text())["parts"]
     assert parts["one"]["why"] == "RuntimeError: CUDA error: no kernel image"
     assert [part["state"] for part in parts.values()] == ["failed", "ok", "skipped"]
+
+
+def never_ends(device, folder):
+    time.sleep(600)
+
+
+def crashes(device, folder):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "why"),
+    [(never_ends, 1, "took more than 1 s and was ended"), (crashes, -9, "the process ended in this part")],
+)
+def test_a_part_that_hangs_or_takes_the_process_with_it_is_named_in_the_file(part, code, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(smoke, "LIMIT_SECONDS", 1)
+    monkeypatch.setattr(smoke, "PARTS", {"fine": lambda device, folder: {"x": 1}, "bad": part})
+    out = tmp_path / "out.json"
+    run = multiprocessing.get_context("fork").Process(
+        target=smoke.run_smoke, args=(Console(quiet=True), out, "cpu"), daemon=True
+    )
+    run.start()
+    run.join(patience(60))
+    assert run.exitcode == code
+    found = json.loads(out.read_text())
+    assert found["state"] == "failed"
+    assert {name: part["state"] for name, part in found["parts"].items()} == {"fine": "ok", "bad": "failed"}
+    assert found["parts"]["bad"]["why"] == why
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def objective(rows: list[TrainSequence], index: int = 1, clipped: tuple[int, ...
             is_own_B=torch.tensor([i % 2 == 0 or i in clipped for i in range(count)]),
             omega_B=torch.full((count,), 1.3, dtype=torch.float64),
             weight_B=torch.ones(count, dtype=torch.float64),
-            total_weight=float(count),
+            total_weight=float(max(1, count)),  # rows may all have been left out as certain zeros
             old_logprobs=old,
         ),
         update_index=index,
@@ -178,7 +178,10 @@ class SlicesAreFloat32:
 
 @dataclass(frozen=True)
 class MeasureLoading:
-    """Return, for each rank, the bytes of its slices and the most bytes of tensors alive while they were read."""
+    """Return, for each rank, the bytes of its slices and the most bytes of tensors alive while they were read.
+
+    Views into a mapped file are not memory: safetensors makes one of a whole tensor to cut rows from it.
+    """
 
     checkpoint: Path
 
@@ -190,8 +193,13 @@ class MeasureLoading:
 
         def alive() -> int:
             found = {}
+            lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+            files = [line[0].split("-") for line in lines if line[-1].endswith(".safetensors")]
+            mapped = [range(int(first, 16), int(last, 16)) for first, last in files]
             for item in gc.get_objects():
-                if type(item) is torch.Tensor and not item.is_meta and item.dtype == torch.float32:
+                if type(item) is not torch.Tensor or item.is_meta or item.dtype != torch.float32:
+                    continue
+                if not any(item.data_ptr() in place for place in mapped):
                     found[item.data_ptr()] = max(found.get(item.data_ptr(), 0), 4 * item.numel())
             return sum(found.values())
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from hacrl_core.agents import checkpoints
+from hacrl_core.contracts.manifest import TRAINING
 from hacrl_core.learning import lora
 from hacrl_core.learning.sharded import adapters
 from hacrl_core.learning.sharded.loading import INDEX, local, rows_of
@@ -56,7 +57,7 @@ def save_version(
     if rank.index == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _copy_surroundings(agent.checkpoint, folder)
-        (folder / checkpoints.TRAINING).mkdir(exist_ok=True)
+        (folder / TRAINING).mkdir(exist_ok=True)
     shared = _is_shared(folder, rank)
     for path, names in _weight_layout(folder, weights, rank).items():
         write_rows({name: weights[name] for name in names}, path, rank, shared=shared, metadata={"format": "pt"})
@@ -116,7 +117,7 @@ def _gathered(item: Sliced, rank: Rank) -> Tensor:
 def _is_shared(folder: Path, rank: Rank) -> bool:
     """Whether every rank sees the folder that rank 0 has made."""
     rank.barrier()
-    return all(rank.gather((folder / checkpoints.TRAINING).is_dir()))
+    return all(rank.gather((folder / TRAINING).is_dir()))
 
 
 def _weight_layout(folder: Path, weights: Mapping[str, Sliced], rank: Rank) -> dict[Path, list[str]]:

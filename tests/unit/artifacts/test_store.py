@@ -158,6 +158,37 @@ def test_a_look_up_hashes_only_what_changed_and_a_reader_everything_once(tmp_pat
     assert Store(tmp_path).lookup(identity(a=1)) is None
 
 
+def test_a_version_has_two_parts_and_who_does_not_train_reads_one(tmp_path, monkeypatch):
+    def version(store, who, moments, weights="weights"):
+        staged = store.stage_folder(who.key)
+        (staged / "training").mkdir()
+        (staged / "model.txt").write_text(weights)
+        (staged / "training" / "moments.txt").write_text(moments)
+        return store.publish(staged, who, {}, {}, {}, PROVENANCE)
+
+    store = Store(tmp_path)
+    refs = [version(store, identity(a=1), "one"), version(store, identity(a=2), "two")]
+    other = version(store, identity(a=3), "one", "other")
+    one, two, three = (store.manifest(ref.stage, ref.key) for ref in (*refs, other))
+    assert one.content_digest != two.content_digest
+    assert one.part_digest("training", inside=False) == two.part_digest("training", inside=False)
+    assert one.part_digest("training") == three.part_digest("training") != two.part_digest("training")
+    assert one.part_digest("training", inside=False) != three.part_digest("training", inside=False)
+    hashed = []
+    monkeypatch.setattr(store_module, "hash_files", lambda paths: (hashed.extend(paths), hash_files(paths))[1])
+    (refs[0].path / "training" / "moments.txt").write_text("eno")
+    fresh = Store(tmp_path)
+    for _ in range(2):
+        with fresh.reading([refs[0]], apart_from="training"):
+            assert [path.name for path in hashed] == ["model.txt"]
+    # Whoever trains on finds the damage that nobody else had to look at.
+    with pytest.raises(InputGoneError), fresh.reading([refs[0]]):
+        pass
+    (refs[1].path / "model.txt").write_text("weighty")
+    with pytest.raises(InputGoneError), fresh.reading([refs[1]], apart_from="training"):
+        pass
+
+
 def settle(ref):
     """As if the artifact had been published a second ago: times of files have a coarse clock."""
     for path in ref.path.iterdir():
