@@ -1,7 +1,9 @@
 """One fake cluster for all tests of this folder, and the campaign that all of them compare with."""
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.home import Home
@@ -28,8 +30,14 @@ def local(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A head and two nodes."""
+    """A head and two nodes; says how long they took to come up and what they take while nothing runs."""
+    begun = time.monotonic()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     made = FakeCluster()
+    seconds = time.monotonic() - begun
+    processes = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    idle = sum(process.memory_full_info().pss for process in processes) / 2**20
+    print(f"\ncluster: up in {seconds:.1f} s; {len(processes)} processes, {idle:.0f} MiB idle")
     yield made
     made.close()
 
