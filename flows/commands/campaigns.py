@@ -143,6 +143,13 @@ def doctor(
             help="Run a self-test of about two minutes: kernel, score and update, ranks, memory, vLLM. Writes a JSON.",
         ),
     ] = False,
+    try_: Annotated[
+        bool,
+        typer.Option(
+            "--try",
+            help="With --config: also make the agents, let each answer a few prompts, judge the answers and show them.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(metavar="FILE", help="With --smoke: where the JSON goes.")] = Path(
         "hacrl-smoke.json"
     ),
@@ -151,8 +158,9 @@ def doctor(
 ) -> None:
     """Show what is installed, what is missing and how to get it.
 
-    With --config: whether a campaign would run. With --smoke: whether this machine computes what it should, the first
-    thing to run where there are GPUs. Parts that it cannot run are skipped, and the file says why.
+    With --config: whether a campaign would run, and with --try what its agents answer. With --smoke: whether this
+    machine computes what it should, the first thing to run where there are GPUs. Parts that it cannot run are skipped,
+    and the file says why.
     """
     if smoke:
         from flows.doctor.smoke import run_smoke
@@ -164,4 +172,10 @@ def doctor(
         raise typer.Exit(show_doctor(Console(), Home.find(home)))
     from flows.doctor.campaign import check_campaign
 
-    raise typer.Exit(check_campaign(Console(), load_config(config, CampaignConfig, set_ or ())))
+    campaign = load_config(config, CampaignConfig, set_ or ())
+    code = check_campaign(Console(), campaign)
+    if try_ and not code:
+        from flows.doctor.trial import try_campaign
+
+        code = try_campaign(Console(highlight=False), campaign, Home.find(home))
+    raise typer.Exit(code)

@@ -50,6 +50,31 @@ def logs(
 
 @app.command()
 @one_line_errors
+def diagnose(
+    campaign: CampaignArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Say why a campaign does not learn: rules over its responses, verdicts, scores, updates and evaluations.
+
+    Each finding has a cause, one thing to do, and its evidence; the cause that explains the others comes first. The
+    exit code is 1 where something is found.
+    """
+    from flows.diagnose.diagnose import show_diagnosis
+
+    console = Console(highlight=False, quiet=as_json)
+    found = show_diagnosis(console, Home.find(home), campaign)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(finding) for finding in found], indent=1))
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+@one_line_errors
 def report(
     campaign: CampaignArgument = None,
     out: Annotated[

@@ -11,6 +11,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from flows.diagnose.diagnose import diagnose
 from flows.home import Home
 from flows.record.history import History, last, read_history, state_of
 from flows.record.record import find_campaign
@@ -90,6 +91,7 @@ def render(history: History, state: str) -> str:
         cost=history.cost(),
         headlines=[_headline(history, number, agent) for number, agent in enumerate(history.agents)],
         sections=[(s, [(p, Markup(drawn[p.key].svg), _legend(p)) for p in s.panels]) for s in charts],
+        findings=diagnose(history),
         examples=shown,
         examples_iteration=iteration,
         lineage={agent: _lineage(history, agent) for agent in history.agents},

@@ -23,9 +23,12 @@ class Watch:
     """Sees every stage, run or found in the store; may refuse an update before it runs. Used from several threads."""
 
     def __init__(
-        self, settings: DivergenceConfig | None = None, warn: Callable[[str], None] = lambda message: None
+        self,
+        settings: DivergenceConfig | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+        collapsed: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._settings, self._warn = settings or DivergenceConfig(), warn
+        self._settings, self._warn, self._collapsed = settings or DivergenceConfig(), warn, collapsed
         self._rewards: dict[str, dict[int, float]] = defaultdict(dict)
         self._told: set[str] = set()
         self._scores: dict[str, Mapping[str, float]] = {}
@@ -89,6 +92,7 @@ class Watch:
             f"{first + self._settings.collapse.window - 1}) for {self._settings.collapse.iterations} iterations in a "
             f"row, now {rewards[-1]:.3f}"
         )
+        self._collapsed(message)
         if self._settings.collapse.action == "stop":
             with self._lock:
                 self._told.discard(call.agent)  # each try to go on is refused, not only the first

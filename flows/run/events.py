@@ -29,6 +29,9 @@ class Listener:
     def warn(self, message: str) -> None:
         """Something that a person should know and that does not stop the campaign."""
 
+    def collapsed(self, message: str) -> None:
+        """The rewards of an agent have collapsed; the message is also a warning, or ends the campaign."""
+
     def output(self, worker: str, line: str) -> None:
         """A line that a worker process or one of its children printed."""
 
@@ -68,6 +71,11 @@ class Listeners(Listener):
         """Pass it on."""
         for listener in self._listeners:
             listener.warn(message)
+
+    def collapsed(self, message: str) -> None:
+        """Pass it on."""
+        for listener in self._listeners:
+            listener.collapsed(message)
 
     def output(self, worker: str, line: str) -> None:
         """Pass it on."""

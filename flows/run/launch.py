@@ -20,6 +20,7 @@ from flows.record.record import ORIGINS, Entry, Record, read_entries
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
+from flows.run.notices import Notifier
 from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
 from flows.run.session import ALL_AGENTS, Party, run_in_session
@@ -38,6 +39,10 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError, HacrlError, StageError
 from stages.runner import remove_leftovers
 from stages.spec import Outcome, StageCall
+
+# So many iterations say whether a campaign can learn at all; the first findings are told, hacrl diagnose has the rest.
+DIAGNOSED_AFTER = 3
+WARNED_OF = 2
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class OpenCampaign:
     record: Record
     display: Display
     log: Logbook
+    notifier: Notifier
     exchange: Exchange | None = None  # where the campaign has several parties and this process is one of them
 
 
@@ -104,9 +110,9 @@ def open_campaign(config: CampaignConfig, home: Home, console: Console) -> Itera
         display = Display(console, config, log.write_warning)
         store = open_store(home.store, on_problem=display.warn)
         remove_leftovers(store)
-        with uploading(store, display.warn, home):
+        with uploading(store, display.warn, home), Notifier(config, home, display.warn) as notifier:
             exchange = open_exchange(config, record.folder, store, display.warn)
-            yield OpenCampaign(config, home, store, calls, record, display, log, exchange)
+            yield OpenCampaign(config, home, store, calls, record, display, log, notifier, exchange)
 
 
 def replay(campaign: OpenCampaign) -> bool:
@@ -169,7 +175,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
     try:
         with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
             shown = Listeners(campaign.display, campaign.log)
-            listener = Listeners(shown, counter, _AfterIteration(campaign, tracker, shown.warn))
+            listener = Listeners(shown, counter, campaign.notifier, _AfterIteration(campaign, tracker, shown.warn))
 
             exchange, party = campaign.exchange, ALL_AGENTS
             if exchange is not None:
@@ -205,6 +211,8 @@ def conclude(campaign: OpenCampaign, counts: Counts, begun: float) -> Summary:
         with tracking(campaign) as tracker:
             if tracker is not None:
                 tracker.replay(entries)
+    elif campaign.config.notify is not None:
+        campaign.notifier.complete(History(campaign.config, campaign.store, entries))
     uri = tracking_uri(campaign.config, campaign.home) if campaign.config.tracking.enabled else None
     seconds = time.monotonic() - begun
     return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, seconds, picture, uri)
@@ -265,10 +273,13 @@ class _Counter(Listener):
 
 
 class _AfterIteration(Listener):
-    """After each iteration, sends what has finished to MLflow and removes old versions by the keep policy."""
+    """After each iteration, sends what has finished to MLflow and removes old versions by the keep policy.
+
+    After the third one it looks for what keeps the campaign from learning.
+    """
 
     def __init__(self, campaign: OpenCampaign, tracker: Tracker | None, warn: Callable[[str], None]) -> None:
-        self._record = campaign.record
+        self._campaign, self._record, self._warn = campaign, campaign.record, warn
         self._tracker = tracker
         self._collect = collector(campaign.home, campaign.store, campaign.record, warn)
 
@@ -276,6 +287,21 @@ class _AfterIteration(Listener):
         if self._tracker is not None:
             self._tracker.log(self._record.entries_since_last_call())
         self._collect(iteration)
+        if iteration + 1 == DIAGNOSED_AFTER:
+            self._diagnose()
+
+    def _diagnose(self) -> None:
+        """Warn of what the rules of hacrl diagnose find; whatever goes wrong with them ends no campaign."""
+        from flows.diagnose.diagnose import diagnose, in_one_line
+
+        campaign = self._campaign
+        try:
+            found = diagnose(History(campaign.config, campaign.store, self._record.entries()))
+        except Exception as problem:
+            campaign.log.write("warning", f"hacrl diagnose failed: {type(problem).__name__}: {problem}")
+            return
+        for finding in found[:WARNED_OF]:
+            self._warn(in_one_line(finding))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def run_in_session(
     """
     while True:
         executor = make_executor()
-        watch = Watch(config.divergence, listener.warn)
+        watch = Watch(config.divergence, listener.warn, listener.collapsed)
         runner = kind(store, executor, listener, record, watch, config.runtime.retries)
         runner.deferring = deferring_agents(config)
         try:

@@ -203,4 +203,5 @@ evaluate:
       max_tokens: {max_tokens}
 
 # keep: {{last: 2, best: true}}                 versions that keep their files; without it all of them do
+# notify: {{on: [failed, done], command: 'echo "$HACRL_MESSAGE" >> night.txt'}}   or url, or email
 """

@@ -16,6 +16,7 @@ from hacrl_core.config.operation import (
     DivergenceConfig,
     KeepConfig,
     Name,
+    NotifyConfig,
     RuntimeConfig,
     ScheduleConfig,
     StoreConfig,
@@ -66,6 +67,9 @@ class CampaignConfig(StrictConfig):
     exchange: Annotated[ExchangeConfig, IdentityUnlessDefault] = ExchangeConfig()
     party: Annotated[OwnPartyConfig | None, IdentityUnlessDefault] = Field(
         None, description="Which party this process is, e.g. {name: north, key: north.key}; empty: it runs all agents."
+    )
+    notify: NotifyConfig | None = Field(
+        None, description="Who is told when the campaign fails, collapses, has a new best version or is complete."
     )
     runtime: RuntimeConfig = RuntimeConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -6,13 +6,17 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
-from hacrl_core.config.addresses import is_http, userinfo
+from hacrl_core.config.addresses import is_http, userinfo, without_userinfo
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.config.loading import NAME_PATTERN
 
 # Names become parts of rollout ids, MLflow metric names and file names.
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=60)]
 BUCKET_SCHEMES = ("s3", "gs", "az", "file")
+# An environment variable, as a shell writes it.
+_VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
+# A part of a path that nobody would type: the secret of a web hook.
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{20,}")
 _CRON_FIELD = re.compile(r"^[A-Za-z0-9*,/#?LW-]+$")
 _CRON_RANGES = {"minute": (0, 59), "hour": (0, 23), "day of month": (1, 31), "month": (1, 12), "day of week": (0, 7)}
 
@@ -104,6 +108,60 @@ class TrackingConfig(StrictConfig):
                 "MLFLOW_TRACKING_PASSWORD in the environment instead (for a database, MLFLOW_TRACKING_URI)"
             )
         return value
+
+
+class EmailConfig(StrictConfig):
+    """A mail server and who gets the mail."""
+
+    to: str = Field(min_length=3, description="Address of the recipient; several with commas between.")
+    server: str = Field("localhost:25", description="Mail server, host:port; port 465 speaks TLS from the start.")
+    sender: str = Field("hacrl@localhost", description="Address of the sender.")
+    starttls: bool = Field(False, description="Encrypt the connection after the greeting (port 587).")
+    user: str | None = Field(None, description="User at the mail server; empty: without a login.")
+    password_variable: str = Field(
+        "HACRL_MAIL_PASSWORD", description="The environment variable with the password; the config never holds it."
+    )
+
+
+class NotifyConfig(StrictConfig):
+    """Who is told how a campaign goes. HACRL sends it itself, so it works without any server. Changes no result."""
+
+    on: tuple[Literal["failed", "collapsed", "best", "done"], ...] = Field(
+        ("failed", "collapsed", "done"),
+        min_length=1,
+        description="failed: the run ended in an error; collapsed: rewards collapsed; best: an agent has a new best "
+        "accuracy; done: the campaign is complete.",
+    )
+    url: str | None = Field(
+        None,
+        description="Web address that gets each message as a POST of JSON (text, event, campaign, home). Where it is "
+        "secret, write $NAME for an environment variable that holds it.",
+    )
+    command: str | None = Field(
+        None,
+        description="Shell command that is run with HACRL_EVENT, HACRL_CAMPAIGN and HACRL_MESSAGE in its environment.",
+    )
+    email: EmailConfig | None = Field(None, description="Mail server and recipient.")
+
+    @field_validator("url")
+    @classmethod
+    def _not_secret(cls, value: str | None) -> str | None:
+        if value is None or _VARIABLE.fullmatch(value):
+            return value
+        if not is_http(value):
+            raise ValueError(f"{without_userinfo(value)!r} is no http:// or https:// address and no $VARIABLE")
+        if userinfo(value) is not None or "?" in value or _TOKEN.search(value.partition("://")[2].partition("/")[2]):
+            raise ValueError(
+                "the address looks secret, and the config is shown in reports; put it into an environment variable and "
+                "write $NAME"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _somebody_hears(self) -> Self:
+        if self.url is None and self.command is None and self.email is None:
+            raise ValueError("notify says nobody to tell; give url, command or email")
+        return self
 
 
 class KeepConfig(StrictConfig):
