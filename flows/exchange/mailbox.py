@@ -90,9 +90,15 @@ class Mailbox:
 
     def close_round(self, phase: str, iteration: int, members: tuple[str, ...]) -> None:
         """Close a round with these agents, unless somebody has closed it."""
-        message = self.message("closing", phase, iteration, members=members).model_copy(update={"agent": ""})
-        raw = seal(message.model_copy(update={"source": phase}), self._private)
+        raw = self._closing_of(phase, iteration, members)
         self._patiently(lambda: self.bucket.create(self.object_path(round_path(phase, iteration)), raw))
+
+    def decide_round(self, phase: str, iteration: int, members: tuple[str, ...]) -> None:
+        """Remember who was there where the closing in the bucket cannot be used."""
+        self._keep("received", round_path(phase, iteration), self._closing_of(phase, iteration, members))
+
+    def _closing_of(self, phase: str, iteration: int, members: tuple[str, ...]) -> bytes:
+        return seal(self.message("closing", "", iteration, members=members, source=phase), self._private)
 
     # -- read ------------------------------------------------------------------------------------------------------
 
@@ -220,8 +226,9 @@ class Mailbox:
 
     def _keep(self, where: str, place: str, raw: bytes) -> None:
         path = self.folder / where / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_synced(path, raw.decode())
+        with self._lock:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_synced(path, raw.decode())
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """Ask the bucket, again and again while it is away."""

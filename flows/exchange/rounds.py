@@ -92,6 +92,7 @@ class Rounds:
             if len(present) == len(agents) or self._clock.now() > ends + _ROUNDING:
                 self._mailbox.close_round(phase, iteration, present)
                 if self._early(phase, iteration, agents, ends) is not None:
+                    self._mailbox.decide_round(phase, iteration, present)
                     return present
             else:
                 self.pause(f"{phase} #{iteration}", "other parties")
