@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-SETS = ("sums with examples", "sums", "gsm8k")
+SETS = ("sums", "gsm8k", "sums with examples")
 FALLBACKS = {"phrase, last, whole": ("phrase", "last", "whole"), "phrase": ("phrase",), "box": ()}
 _NUMBER = r"\$?(-?\d+(?:,\d{3})*(?:\.\d+)?)"
 _EQUATION = re.compile(rf"{_NUMBER}[^\d\n=+*/x×-]{{0,12}}([-+*/x×÷])\s*{_NUMBER}[^\d\n=]{{0,20}}=\s*{_NUMBER}")
@@ -65,7 +65,7 @@ def sample(gsm8k: Path, problems: int, group: int, keep: Path | None) -> list[di
         adopt_checkpoint(CheckpointConfig(**demo["agents"]["smol"]["checkpoint"]), folder)
         agent = load_agent(folder)
         own = agent.tokenizer.chat_template
-        for name, limit in zip(SETS, (24, 64, 160), strict=True):
+        for name, limit in zip(SETS, (48, 128, 24), strict=True):
             agent.tokenizer.chat_template = (
                 demo["agents"]["smol"]["chat_template"] if name == "sums with examples" else own
             )
@@ -110,7 +110,7 @@ def main() -> None:
     """Sample (or read) the responses, judge them three ways, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gsm8k", type=Path, default=Path("../shared/data/gsm8k_test.jsonl"))
-    parser.add_argument("--problems", type=int, default=24)
+    parser.add_argument("--problems", type=int, default=20)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--responses", type=Path, default=None)
     parser.add_argument("--show", action="store_true")

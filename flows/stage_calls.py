@@ -41,7 +41,7 @@ class StageCalls:
             load_problems(config.problems).content_digest if problems_digest is None else problems_digest
         )
         self._benchmark_digests: dict[str, str] = {}
-        self._verify = resolve_verifier(config.verify, config.problems)
+        self._verify = resolve_verifier(config.verify, config.problems).for_training()
         self._verifier_source = verifier_source(self._verify.verifier)
         self._reward_sources = reward_sources(self._verify)
 

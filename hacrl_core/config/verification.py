@@ -108,10 +108,11 @@ class VerifyConfig(StrictConfig):
         description="Several rewards by name, instead of verifier: their weighted sum is learned from. The first one "
         "decides whether a response counts as correct.",
     )
-    fallbacks: tuple[Fallback, ...] = Field(
-        default=("phrase", "last", "whole"),
-        description="Where to look, in this order, when the response has no complete \\boxed{}. Empty: a box or "
-        "nothing.",
+    fallbacks: tuple[Fallback, ...] | None = Field(
+        default=None,
+        description="Where to look, in this order, when the response has no complete \\boxed{}; []: a box or nothing. "
+        "Left out: phrase, last, whole; for the rewards of training under strict without last, which pays for numbers "
+        "that stand at the end by chance.",
     )
     truncated: Annotated[Literal["auto", "judge", "complete_only"], NotIdentity] = Field(
         default="auto",
@@ -173,6 +174,19 @@ class VerifyConfig(StrictConfig):
     )
 
     @property
+    def places(self) -> tuple[Fallback, ...]:
+        """Where to look for an answer that is in no complete box."""
+        return ("phrase", "last", "whole") if self.fallbacks is None else self.fallbacks
+
+    def for_training(self) -> Self:
+        """Return the settings for rewards that are learned from: under strict the last number is no answer.
+
+        Benchmarks look for an answer wherever it stands: nothing is learned from what they find.
+        """
+        strict = "strict" in ([r.verifier for r in self.rewards.values()] or [self.verifier])
+        return self.model_copy(update={"fallbacks": ("phrase", "whole")}) if strict and self.fallbacks is None else self
+
+    @property
     def complete_only(self) -> bool:
         """Whether a response that was cut off is rewarded only for an answer in a complete box."""
         return self.truncated == "complete_only" or (self.truncated == "auto" and self.verifier == "strict")
@@ -180,9 +194,11 @@ class VerifyConfig(StrictConfig):
     def identity(self) -> dict[str, Any]:
         """Return what decides verdicts: what becomes of cut-off responses counts where they are not judged as others.
 
-        So verdicts of before, when every verifier judged them, keep their keys.
+        So verdicts of before, when every verifier judged them, keep their keys. Fallbacks that were left out count as
+        if they were named.
         """
-        return {**super().identity(), **({"truncated": "complete_only"} if self.complete_only else {})}
+        places = {"fallbacks": list(self.places)}
+        return {**super().identity(), **places, **({"truncated": "complete_only"} if self.complete_only else {})}
 
     @property
     def judges(self) -> tuple[JudgeConfig, ...]:

@@ -121,7 +121,7 @@ class MathsVerifier:
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Decide by text and exact numbers, or ask for a worker."""
-        found = extract_answer(response, config.fallbacks)
+        found = extract_answer(response, config.places)
         if not found.answer:
             return Judgement(VerdictKind.UNPARSEABLE, "")
         target = extract_gold(gold)

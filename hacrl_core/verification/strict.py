@@ -38,7 +38,7 @@ class StrictVerifier:
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Decide by text and exact numbers, or ask for a worker."""
-        found = extract_answer(response, config.fallbacks)
+        found = extract_answer(response, config.places)
         if not found.answer or _unsure(found, response):
             return Judgement(VerdictKind.UNPARSEABLE, "")
         target, answer = extract_gold(gold), found.joined

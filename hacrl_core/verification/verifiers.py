@@ -26,7 +26,7 @@ class ExactVerifier:
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Compare the extracted answer with the gold as text."""
-        answer = extract_answer(response, config.fallbacks, join=False).answer
+        answer = extract_answer(response, config.places, join=False).answer
         if not answer:
             return Judgement(VerdictKind.UNPARSEABLE, "")
         target = extract_gold(gold)
@@ -41,7 +41,7 @@ class NumericVerifier:
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Compare the extracted number with the gold's; a gold that is not a number is an error."""
-        answer = extract_answer(response, config.fallbacks, join=False).answer
+        answer = extract_answer(response, config.places, join=False).answer
         number, target = quantity(answer).number, quantity(extract_gold(gold)).number
         if target is None:
             return Judgement(VerdictKind.ERROR, answer)

@@ -156,3 +156,30 @@ def test_an_agent_of_the_campaign_judges_and_is_asked_once(shared, ada):
     problem = Problem("p", ({"role": "user", "content": "2+3=?"},), "5", "arithmetic")
     verify_batch(RESPONSES, ["5"] * 4, config.verify, problems=[problem] * 4, judging=kept_answers)
     assert calls == []
+
+
+CHANCE = "The load takes 40 minutes, which is a quarter of the whole time of 5"
+TOLD = "So the answer is 5."
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [
+        ({}, [0.0, 1.0, 1.0]),  # the last number of a text is no answer
+        ({"fallbacks": ["phrase", "last", "whole"]}, [1.0, 1.0, 1.0]),
+        ({"fallbacks": []}, [0.0, 0.0, 1.0]),
+        ({"verifier": "math"}, [1.0, 1.0, 1.0]),  # as its campaigns were begun
+        ({"rewards": {"right": {"verifier": "strict"}}}, [0.0, 1.0, 1.0]),
+    ],
+)
+def test_training_pays_for_an_answer_that_is_given_and_not_for_the_last_number(settings, rewards):
+    verify = VerifyConfig.model_validate(settings).for_training()
+    found = verify_batch([CHANCE, TOLD, r"\boxed{5}"], ["5"] * 3, verify)
+    assert [verdict.reward for verdict in found] == rewards
+
+
+def test_fallbacks_that_are_left_out_have_the_keys_of_those_they_mean():
+    named = VerifyConfig(fallbacks=("phrase", "last", "whole"))
+    assert VerifyConfig().identity() == named.identity()
+    assert VerifyConfig().for_training().identity() == VerifyConfig(fallbacks=("phrase", "whole")).identity()
+    assert named.for_training() == named
