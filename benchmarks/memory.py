@@ -56,8 +56,10 @@ CASES = {
     "2 ranks, gradient cosine": {"stage": "update", "ranks": 2, "token_budget": 512, "cosine": True},
     "gemma generate": {"stage": "generate", "model": "gemma", "rows": 16, "response": 16},
     "gemma score": {"stage": "score", "model": "gemma", "rows": 4, "response": 80},
-    "gemma update": {"stage": "update", "model": "gemma", "rows": 4, "response": 80},
-    "gemma update, bf16": {"stage": "update", "model": "gemma", "rows": 4, "response": 80, "autocast": "bf16"},
+    "gemma update": {"stage": "update", "model": "gemma", "rows": 4, "response": 80, "token_budget": 544},
+    "gemma update, bf16": {
+        "stage": "update", "model": "gemma", "rows": 4, "response": 80, "token_budget": 544, "autocast": "bf16",
+    },
 }  # fmt: skip
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -117,7 +119,7 @@ def measure(case: dict) -> dict:
     count, response = case.pop("rows", ROWS if stage == "generate" else None), case.pop("response", RESPONSE)
     generate = GenerateConfig(max_tokens=response, batch_size=count or ROWS, engine={"kind": "builtin", "dtype": dtype})
     update = UpdateConfig(learning_rate=1e-6, **case)
-    score = ScoreConfig(autocast=update.autocast)
+    score = ScoreConfig(autocast=update.autocast, token_budget=min(4096, count * (PROMPT + response)))
     guess = getattr(estimate(shape_of(config), generate, score, update, PROMPT), stage)
     rng = np.random.default_rng(0)
     # All rows that a microbatch holds, and one more; on every rank.
@@ -163,10 +165,10 @@ def _generate(agent, sequences, update) -> None:
 
 
 def _score(agent, sequences, update) -> None:
-    from hacrl_core.config.training import ScoreConfig
     from hacrl_core.learning.scoring import score_sequences
 
-    score_sequences(agent, sequences, token_budget=ScoreConfig().token_budget, autocast=update.autocast)
+    budget = min(4096, sum(len(s.prompt_token_ids) + len(s.response_token_ids) for s in sequences))
+    score_sequences(agent, sequences, token_budget=budget, autocast=update.autocast)
 
 
 def _objective(logprobs_BT, mask_BT, rows_B):

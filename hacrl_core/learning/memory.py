@@ -11,6 +11,7 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
                         takes what memory_share leaves and never more
     score     4·N + one layer at a time + hidden states and logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
+              + 4·V·H without LoRA: the embedding's gradient of a microbatch, before it is added to the whole one
     bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not in score,
               not with LoRA
     ranks     weights, gradient and moments / R. The higher of two moments, on each rank: at the loss, the gathered
@@ -164,7 +165,7 @@ def _held_for_training(shape: Shape, update: UpdateConfig, working: int) -> int:
     half, trained = update.autocast == "bf16", trainable(shape, update.lora)
     whole = 4 * shape.parameters + 12 * trained
     if update.ranks == 1:
-        return whole + (2 * shape.body if half and update.lora is None else 0) + working
+        return whole + working + (0 if update.lora else 4 * shape.head + (2 * shape.body if half else 0))
     kept = 0 if update.offload != "none" else whole // update.ranks
     root, layers = 4 * shape.embeddings, 2 * _layer(shape) * (2 if half else 4)
     if update.lora:

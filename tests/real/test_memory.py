@@ -126,5 +126,14 @@ def test_each_saving_saves():
     assert min(plain.generate, plain.score, plain.update) > PROCESS_BYTES + 4 * 134_515_008
 
 
+def test_an_embedding_costs_its_gradient_twice_where_it_is_trained():
+    """Weight, gradient and two moments, and the gradient of a microbatch before it is added: 20 bytes a parameter."""
+    wide = LlamaConfig(**{**SMOL.to_dict(), "vocab_size": 2 * SMOL.vocab_size})
+    more, logits = SMOL.vocab_size * SMOL.hidden_size, 4 * 256 * SMOL.vocab_size
+    assert guess(wide).update - guess().update == 20 * more + logits
+    adapters = LoraConfig(rank=16, alpha=32)
+    assert guess(wide, lora=adapters).update - guess(lora=adapters).update == 4 * more + logits
+
+
 def test_sequences_longer_than_the_budget_count_whole():
     assert guess(token_budget=64).update == guess(token_budget=256).update
