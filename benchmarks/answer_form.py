@@ -2,9 +2,10 @@
 
     python benchmarks/answer_form.py [--gsm8k FILE] [--responses FILE] [--show]
 
-The model answers GSM8K problems (asked for ``\\boxed{}``), one-digit sums without examples, and one-digit sums after
-the two worked examples of configs/demo-real.yaml, at temperature 1. The same responses are then judged three times:
-with the fallbacks of before (``phrase``, ``last``, ``whole``), with ``phrase`` alone, and by a complete box alone.
+The model answers short GSM8K problems (asked for ``\\boxed{}``), one-digit sums without examples, and one-digit sums
+after the two worked examples of configs/demo-real.yaml, at temperature 1. The same responses are then judged three
+times: with the fallbacks of benchmarks (``phrase``, ``last``, ``whole``), with those of training (without ``last``),
+and by a complete box alone.
 
 A reward by a fallback is called *by chance* where the response's own arithmetic does not lead to the gold: no equation
 in it that is true and has the gold as its result. The check reads ``a op b = c`` only, so it is a rough one; ``--show``
@@ -24,7 +25,7 @@ from typing import Any
 import yaml
 
 SETS = ("sums", "gsm8k", "sums with examples")
-FALLBACKS = {"phrase, last, whole": ("phrase", "last", "whole"), "phrase": ("phrase",), "box": ()}
+FALLBACKS = {"phrase, last, whole": ("phrase", "last", "whole"), "phrase, whole": ("phrase", "whole"), "box": ()}
 _NUMBER = r"\$?(-?\d+(?:,\d{3})*(?:\.\d+)?)"
 _EQUATION = re.compile(rf"{_NUMBER}[^\d\n=+*/x×-]{{0,12}}([-+*/x×÷])\s*{_NUMBER}[^\d\n=]{{0,20}}=\s*{_NUMBER}")
 _OPERATORS = {
@@ -65,12 +66,12 @@ def sample(gsm8k: Path, problems: int, group: int, keep: Path | None) -> list[di
         adopt_checkpoint(CheckpointConfig(**demo["agents"]["smol"]["checkpoint"]), folder)
         agent = load_agent(folder)
         own = agent.tokenizer.chat_template
-        for name, limit in zip(SETS, (48, 128, 24), strict=True):
+        for name, limit in zip(SETS, (48, 224, 24), strict=True):
             agent.tokenizer.chat_template = (
                 demo["agents"]["smol"]["chat_template"] if name == "sums with examples" else own
             )
             config = (
-                DatasetProblems(path=gsm8k, filters=ProblemFilters(max_problems=problems))
+                DatasetProblems(path=gsm8k, filters=ProblemFilters(max_problems=problems, max_characters=170))
                 if name == "gsm8k"
                 else ArithmeticProblems(size=problems, levels={"easy": 1.0})
             )
@@ -110,8 +111,8 @@ def main() -> None:
     """Sample (or read) the responses, judge them three ways, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gsm8k", type=Path, default=Path("../shared/data/gsm8k_test.jsonl"))
-    parser.add_argument("--problems", type=int, default=20)
-    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--problems", type=int, default=16)
+    parser.add_argument("--group", type=int, default=3)
     parser.add_argument("--responses", type=Path, default=None)
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
