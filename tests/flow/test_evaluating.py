@@ -2,6 +2,7 @@
 tables.
 """
 
+import io
 import json
 import re
 import shutil
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
+from flows.agents import evaluate
 from flows.agents.find import Changes, change_benchmark, find_agent
 from flows.campaign import run_campaign
 from flows.cli import app
@@ -179,3 +182,17 @@ def test_changes_keep_the_benchmarks_own_limits():
     )
     assert change_benchmark(changed, Changes(limit=50)).problems.filters.max_problems == 5
     assert change_benchmark(aime, Changes()) == aime
+
+
+def test_a_file_sees_tokens_while_no_response_has_ended(monkeypatch):
+    """Long responses end late: between quarters a line every half minute says that tokens are written."""
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(evaluate.time, "monotonic", lambda: float(next(clock)))
+    out = io.StringIO()
+    listener = evaluate._EvaluationListener(Console(file=out, width=120))
+    for tokens in range(0, 600, 100):
+        listener.progress(None, 0, 20, f"{tokens} tokens")
+    listener.progress(None, 5, 20, "700 tokens")
+    lines = out.getvalue().splitlines()
+    assert [line.split(", ")[1] for line in lines] == ["0 tokens", "200 tokens", "400 tokens", "700 tokens"]
+    assert lines[-1].endswith("5/20 responses, 700 tokens")
