@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from flows.agents.find import find_agent
+from flows.agents.gguf_file import write_gguf, write_modelfile
 from flows.home import Home
 from flows.record.history import History, read_history
 from hacrl_core.artifacts import ArtifactRef, Store, open_store
@@ -34,8 +35,11 @@ class Exported:
     bytes: int
 
 
-def export_agent(home: Home, name: str, folder: Path) -> Exported:
-    """Export an agent into a folder that is new or empty. It is moved there when it is complete."""
+def export_agent(home: Home, name: str, folder: Path, gguf: str | None = None) -> Exported:
+    """Export an agent into a folder that is new or empty. It is moved there when it is complete.
+
+    With ``gguf`` (f32 or f16) the folder also gets a GGUF file and Ollama's Modelfile.
+    """
     store, folder = open_store(home.store), folder.expanduser().absolute()
     subject = find_agent(store, home, name)
     if not isinstance(subject.version, ArtifactRef):
@@ -53,6 +57,13 @@ def export_agent(home: Home, name: str, folder: Path) -> Exported:
             _copy(store.manifest(subject.version.stage, subject.version.key), subject.version.path, draft)
         _stop_tokens(draft)
         _chat_template(draft, subject.chat_template)
+        if gguf is not None:
+            campaign, _, agent = subject.name.partition("@")[0].partition("/")
+            file = f"{agent}.gguf"
+            write_gguf(draft, draft / file, gguf, subject.name)
+            write_modelfile(
+                draft, file, read_history(store, home.campaign(campaign)).config.generation(agent).temperature
+            )
         (draft / "README.md").write_text(model_card(store, home, subject.name, subject.version), encoding="utf-8")
         if folder.exists():
             folder.rmdir()

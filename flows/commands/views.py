@@ -102,6 +102,13 @@ def export(
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write into; it must be new or empty.")],
+    gguf: Annotated[
+        bool,
+        typer.Option("--gguf", help="Also write a GGUF file for llama.cpp and Ollama, with a Modelfile beside it."),
+    ] = False,
+    gguf_type: Annotated[
+        str, typer.Option(help="Numbers in the GGUF file: f32, exact, or f16, half the size.")
+    ] = "f32",
     home: HomeOption = None,
 ) -> None:
     """Write an agent as a plain checkpoint that transformers and vLLM load without this project.
@@ -110,5 +117,5 @@ def export(
     """
     from flows.agents.export import export_agent
 
-    done = export_agent(Home.find(home), agent, folder)
+    done = export_agent(Home.find(home), agent, folder, gguf_type if gguf else None)
     Console().print(f"{done.name} in {done.folder}, {size_text(done.bytes)}", soft_wrap=True, highlight=False)
