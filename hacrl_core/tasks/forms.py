@@ -15,7 +15,6 @@ Each may be ``async``.
 """
 
 import ast
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
@@ -184,6 +183,8 @@ def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[s
 
 
 def _gathered(waiting: Iterable[Any]) -> list[Any]:
+    import asyncio  # large, and most verifiers do not need it
+
     async def together() -> list[Any]:
         return list(await asyncio.gather(*waiting))
 

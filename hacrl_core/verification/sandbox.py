@@ -93,6 +93,8 @@ def run_spawner(control: socket.socket) -> None:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     # Workers, each with process 1 of its jail (0: it has none).
     children: dict[int, int] = {}
+    # For all workers, which are forked from this process: loading it takes each of them a moment otherwise.
+    importlib.import_module("hacrl_core.tasks.worker")
     preloaded = {""}
     try:
         while True:
