@@ -7,21 +7,24 @@ Kills are ``kill -9`` of the command's process group: at a random time, at a kil
 inside publishing, recording and tracking, or before, after and inside a system call (see ``systemcalls.py``). After a
 third of the last kind the power is cut: files lose what was not synced. Most commands are forked from a process that
 has everything imported (``zygote.py``); ``--full`` of the kills hit a real ``hacrl run`` with Prefect, and have to end
-with the same bits. Some campaigns that are complete are cleaned with ``hacrl store gc``, which is killed as well. The
-last line is one JSON object.
+with the same bits, spread over the whole run. Some campaigns that are complete are cleaned with ``hacrl store gc``,
+which is killed as well. The last line is one JSON object, also where the time is up or SIGINT or SIGTERM ends the run.
 """
 
 import argparse
+import contextlib
 import copy
 import json
+import math
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,16 @@ from tests.patience import patience
 
 STAGES = ("warmstart", "adopt", "sample", "generate", "verify", "credit", "score", "update", "evaluate")
 MOST_KILLS = 14  # of one campaign; then it may finish
+MOST_KILLS_OF_FULL = 5  # of one campaign of the real command
 NEXT = 4  # kill points are chosen among the artifacts that come next, so that a campaign is killed often
 MOST_KILLS_OF_GC = 5
 PATIENCE = 600.0  # a command that takes longer on a quiet machine hangs
 NAME = "chaos"
 GC = ["store", "gc", "--yes", "--grace", "0s", "--keep-last", "1"]
+
+
+class Enough(Exception):
+    """The time is up, or somebody ended the run: what it found so far is to be told."""
 
 
 def campaign(place: Path, iterations: int) -> dict[str, Any]:
@@ -90,6 +98,11 @@ class Driver:
         self.hit_calls: Counter[str] = Counter()
         self.reference: dict[str, look.Kept] = {}
         self.seconds = {False: 10.0, True: 120.0}  # what a whole campaign takes, forked and full
+        self.until, self.ended_by = math.inf, 0  # the time when the run is over, and the signal that ended it
+
+    def over(self) -> bool:
+        """Return whether the run is to end now, with what it has found so far."""
+        return self.ended_by != 0 or time.monotonic() >= self.until
 
     def undisturbed(self) -> None:
         """Run the campaign that the others are compared with, and see which system calls it makes."""
@@ -113,7 +126,7 @@ class Driver:
     def disturb(self, number: int, kills: int, full: bool) -> int:
         """One campaign, killed up to so many times and run again each time; returns how often it was."""
         home, known = self.place / f"home-{number}", dict[str, look.Kept]()
-        done = self._kill_and_repeat(number, home, self.words, min(kills, MOST_KILLS), full, known)
+        done = self._kill_and_repeat(number, home, self.words, kills, full, known)
         self._compare(number, home)
         if number % 2 == 0 and not full and self.library and done < kills:
             done += self._clean(number, home, min(kills - done, MOST_KILLS_OF_GC), known)
@@ -177,21 +190,20 @@ class Driver:
         output = self.place / f"{home.name}.out"
         output.write_text("")
         environ = environment(home, self._hook(home, plan))
+        poll: Callable[[], int | None]
         if full:
             with output.open("w") as file:
                 process = start(words, environ, file)
-            pid = process.pid
-            try:
-                code: int | None = process.wait(deadline)
-            except subprocess.TimeoutExpired:
-                os.killpg(pid, signal.SIGKILL)
-                code = process.wait()
+            pid, poll = process.pid, process.poll
         else:
             pid = self.zygote.start(words, environ, output)
-            code = self.zygote.wait(pid, deadline)
-            if code is None:
-                os.killpg(pid, signal.SIGKILL)
-                code = self.zygote.wait(pid, patience(60.0))
+            poll = partial(self.zygote.code, pid)
+        code = _wait(poll, deadline, self.over)
+        if code is None:
+            os.killpg(pid, signal.SIGKILL)
+            code = _wait(poll, patience(60.0))
+        if self.over():
+            raise Enough
         left = wait_until_gone(home, patience(5.0), pid)
         self.tally.check(not left, f"{home.name}: processes left behind: {left}")
         hung = code == -signal.SIGKILL and plan is None
@@ -295,14 +307,29 @@ def start_zygote(place: Path) -> tuple[Zygote, str]:
 
 
 def attack(driver: Driver, kills: int, full: int, minutes: float) -> dict[str, Any]:
-    """Kill campaigns until so many kills are done; return what came of it."""
+    """Kill campaigns until so many kills are done or the time is up; return what came of it.
+
+    A campaign that is under way at the end is not compared; what was checked after each of its kills counts.
+    """
     begun, number = time.monotonic(), 0
-    driver.undisturbed()
-    for share, real in ((kills - full, False), (full, True)):
-        while share > 0 and time.monotonic() - begun < 60 * minutes:
+    driver.until = begun + 60 * minutes
+    left = {True: full, False: kills - full}
+    with contextlib.suppress(Enough):
+        driver.undisturbed()
+        while sum(left.values()) > 0 and not driver.over():
             number += 1
-            share -= driver.disturb(number, share, real)
+            # The real command has its turns from the beginning, so that a run that is cut short has them as well.
+            real = left[True] > 0 and (left[False] <= 0 or left[True] * kills >= full * sum(left.values()))
+            left[real] -= driver.disturb(number, min(left[real], MOST_KILLS_OF_FULL if real else MOST_KILLS), real)
     return summary(driver.tally, driver.seed, time.monotonic() - begun)
+
+
+def _wait(poll: Callable[[], int | None], seconds: float, over: Callable[[], bool] = lambda: False) -> int | None:
+    """Wait for an exit code at most so long, and no longer once the run is over."""
+    deadline = time.monotonic() + seconds
+    while (code := poll()) is None and time.monotonic() < deadline and not over():
+        time.sleep(0.02)
+    return code
 
 
 def _events(log: Path) -> list[dict[str, Any]]:
@@ -315,14 +342,18 @@ def main() -> None:
     options.add_argument("--full", type=int, default=10, help="how many of them hit a real hacrl run with Prefect")
     options.add_argument("--iterations", type=int, default=4)
     options.add_argument("--seed", type=int, default=int(time.time()))
-    options.add_argument("--minutes", type=float, default=40, help="no new campaign is begun after so long")
+    options.add_argument("--minutes", type=float, default=40, help="the run ends after so long and tells what it found")
     given = options.parse_args()
     print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hacrl-chaos-", ignore_cleanup_errors=True) as place:
         zygote, library = start_zygote(Path(place))
         driver = Driver(Path(place), given.seed, given.iterations, zygote, library)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _frame: setattr(driver, "ended_by", got))
         found = attack(driver, given.kills, given.full, given.minutes)
         zygote.close()
+    if driver.over():
+        print(f"ended before {given.kills} kills", flush=True)
     print(json.dumps(found), flush=True)
     sys.exit(bool(driver.tally.problems))
 

@@ -175,6 +175,8 @@ def preload() -> None:
 if __name__ == "__main__":
     assert str(HOOK) in sys.path
     preload()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's Ctrl-C is for the parent, which then ends this one
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     print("ready", flush=True)
     run_and_exit(serve())
