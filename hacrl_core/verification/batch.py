@@ -229,15 +229,16 @@ def _outcomes(
 def _run_workers(
     keys: list[tuple[str, str]], verifier: Verifier, config: VerifyConfig, take: Callable[[int, dict[str, Any]], None]
 ) -> None:
-    """Have workers compare every pair; one that runs out of time beside others gets twice the time, alone.
+    """Have workers compare every pair; one that runs out of time or memory gets a second try, alone, with more time.
 
-    The load of a machine must not decide between a verdict and a timeout. A user's function has no second try.
+    The load of a machine must not decide between a verdict and a timeout, nor what a worker had read before between a
+    verdict and an error. A user's function has no second try.
     """
-    late: list[int] = []
+    late: set[int] = set()
 
     def take_in_time(key: int, result: dict[str, Any]) -> None:
-        if result["verdict"] == "timeout" and not isinstance(verifier, UserVerifier):
-            late.append(key)
+        if result["verdict"] in ("timeout", "error") and not isinstance(verifier, UserVerifier):
+            late.add(key)
         else:
             take(key, result)
 

@@ -4,6 +4,8 @@ A group is one gold with its distinct answers. A worker returns their results on
 seconds is killed; the answer it was working on gets ``timeout``, and the rest of its group goes to the next worker.
 Deadlines are measured in the worker's CPU time, so a loaded machine changes no verdict; a wall-clock limit catches code
 that sleeps.
+
+A worker serves one verifier: nothing that another verifier did to its process can change a verdict.
 """
 
 import atexit
@@ -11,7 +13,6 @@ import contextlib
 import os
 import selectors
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,18 +25,15 @@ from hacrl_core.errors import ConfigError, VerificationError
 from hacrl_core.verification.jail.enter import Jail
 from hacrl_core.verification.jail.layers import Mode, insist
 from hacrl_core.verification.jail.own_files import readable
-from hacrl_core.verification.processes import cpu_seconds, passed_on, python_path, runnable
-from hacrl_core.verification.sandbox import receive, send, take_message
+from hacrl_core.verification.processes import cpu_seconds, runnable
+from hacrl_core.verification.sandbox import send, take_message
+from hacrl_core.verification.spawner import Spawner
 from hacrl_core.verification.verdict import VerdictKind
 
 _POLL_SECONDS = 0.02
-_START_SECONDS = 120.0
-_MESSAGE_SECONDS = 60.0
 _DEATHS_IN_A_ROW = 100
-_SPAWNER = (
-    "import socket, sys; from hacrl_core.verification.sandbox import run_spawner; "
-    "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
-)
+# Idle workers that are kept, of all verifiers.
+_MOST_IDLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ class Group:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker process and the group it is working on."""
+    """A worker process of one verifier and the group it is working on."""
 
+    task: str
+    spawner: Spawner
     pid: int
     connection: socket.socket
     layers: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Worker:
 
 @dataclass
 class Pool:
-    """Workers of one process, started on demand by a spawner process."""
+    """Workers of one process, started on demand by spawner processes."""
 
     owner: int = field(default_factory=os.getpid)
     workers: list[Worker] = field(default_factory=list)
@@ -98,8 +98,8 @@ class Pool:
     environment: tuple[str, ...] = ()
     sandbox: Mode | None = None
     jail: Jail = field(default_factory=Jail)
-    process: subprocess.Popen[bytes] | None = None
-    control: socket.socket | None = None
+    # By the module that is loaded before workers are forked.
+    spawners: dict[str, Spawner] = field(default_factory=dict)
     deaths: int = 0
 
     def run(
@@ -113,12 +113,12 @@ class Pool:
             self.memory_mb, self.sandbox, self.jail = limits.memory_mb, limits.sandbox, jail
         if self.environment != limits.environment:
             self._drop_workers()
-            self._stop()
+            self._stop_spawners()
             self.environment = limits.environment
         self.deaths = 0
         try:
             while queue or any(worker.group for worker in self.workers):
-                while queue and (worker := self._idle(limits, preload, len(queue))):
+                while queue and (worker := self._idle(queue[0].task, limits, preload)):
                     self._assign(worker, queue.popleft(), queue, limits)
                 self._wait(queue, on_result)
                 self._enforce(limits, queue, on_result)
@@ -126,14 +126,18 @@ class Pool:
             self._drop_workers()
             raise
 
-    def _idle(self, limits: Limits, preload: str, waiting: int) -> Worker | None:
-        for worker in self.workers[: limits.workers]:
-            if worker.group is None:
+    def _idle(self, task: str, limits: Limits, preload: str) -> Worker | None:
+        """Return an idle worker of this verifier, a new one where there is none; None while enough are at work."""
+        idle = [worker for worker in self.workers if worker.group is None]
+        if len(self.workers) - len(idle) >= limits.workers:
+            return None
+        for worker in idle:
+            if worker.task == task:
                 return worker
-        if len(self.workers) < min(limits.workers, len([w for w in self.workers if w.group]) + waiting):
-            self.workers.append(self.spawn_worker(preload))
-            return self.workers[-1]
-        return None
+        for worker in idle[: len(idle) - _MOST_IDLE]:
+            self._remove(worker)
+        self.workers.append(self.spawn_worker(task, preload))
+        return self.workers[-1]
 
     def _assign(self, worker: Worker, group: Group, queue: deque[Group], limits: Limits) -> None:
         worker.group = group
@@ -254,84 +258,54 @@ class Pool:
         if done < len(group.keys):
             queue.append(Group(group.keys[done:], group.pairs[done:], group.task, group.options))
 
-    def spawn_worker(self, preload: str) -> Worker:
-        """Have the spawner fork a worker into its jail; the spawner is started where there is none."""
+    def spawn_worker(self, task: str, preload: str) -> Worker:
+        """Have a worker of this verifier forked into its jail, by the spawner that has ``preload`` imported."""
         self.deaths += 1
         if self.deaths > _DEATHS_IN_A_ROW:
             raise VerificationError(f"{self.deaths} verifier workers died in a row; raise memory_mb ({self.memory_mb})")
+        spawner = self.spawners.setdefault(preload, Spawner(preload, self.environment))
+        request = {"memory_mb": self.memory_mb, "jail": self.jail.to_json(), "sandbox": self.sandbox}
         for attempt in range(2):
-            ours, theirs = socket.socketpair()
             try:
-                if self.process is None or self.process.poll() is not None:
-                    self._start()
-                assert self.control is not None
-                request = {"path": sys.path, "preload": preload, "memory_mb": self.memory_mb}
-                send(self.control, {**request, "jail": self.jail.to_json(), "sandbox": self.sandbox})
-                socket.send_fds(self.control, [b"f"], [theirs.fileno()])
-                self.control.settimeout(_START_SECONDS)
-                ours.settimeout(_MESSAGE_SECONDS)
-                spawned = receive(self.control)
-                worker = Worker(int(spawned["pid"]), ours, spawned["layers"])
-                if not self.jail.off:
-                    insist(worker.layers, self.sandbox, network=self.jail.network)
-                return worker
-            except ConfigError:
-                ours.close()
-                self._stop()
-                raise
+                worker = Worker(task, spawner, *spawner.spawn(request))
+                break
             except (EOFError, OSError) as error:
-                ours.close()
-                self._drop_workers()
-                self._stop()
+                for lost in [each for each in self.workers if each.spawner is spawner and each.group is None]:
+                    self._remove(lost)
+                spawner.stop()
                 if attempt:
                     raise VerificationError(
                         f"verifier workers cannot be started: {error or 'the process ended'}"
                     ) from error
-            finally:
-                theirs.close()
-        raise AssertionError("unreachable")
-
-    def _start(self) -> None:
-        self._stop()
-        self.control, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**passed_on(self.environment), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
-            )
+        if not self.jail.off:
+            try:
+                insist(worker.layers, self.sandbox, network=self.jail.network)
+            except ConfigError:
+                worker.connection.close()
+                spawner.stop()
+                raise
+        return worker
 
     def _remove(self, worker: Worker) -> None:
         self.workers.remove(worker)
         worker.connection.close()
-        if self.control is not None:
-            with contextlib.suppress(OSError):
-                send(self.control, {"kill": worker.pid})
+        worker.spawner.kill(worker.pid)
 
     def _drop_workers(self) -> None:
         for worker in list(self.workers):
             self._remove(worker)
 
-    def _stop(self) -> None:
-        """Close the control socket, which makes the spawner kill its workers and end."""
-        if self.control is not None:
-            self.control.close()
-            self.control = None
-        if self.process is not None and self.owner == os.getpid():
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-            self.process = None
+    def _stop_spawners(self) -> None:
+        for spawner in self.spawners.values():
+            spawner.stop()
+        self.spawners.clear()
 
     def close(self) -> None:
-        """End all workers and the spawner."""
+        """End all workers and the spawners."""
         for worker in self.workers:
             worker.connection.close()
         self.workers.clear()
-        self._stop()
+        self._stop_spawners()
 
 
 def _is_expected(message: Any, worker: Worker) -> bool:
@@ -375,7 +349,7 @@ def try_sandbox() -> dict[str, str]:
     """Build the sandbox of a worker and return its layers, each with the reason why it is missing, else empty."""
     trial = Pool(memory_mb=1024, sandbox="best")
     try:
-        return trial.spawn_worker("").layers
+        return trial.spawn_worker("", "").layers
     finally:
         trial.close()
 

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from hacrl_core.verification.jail import cgroups, client, kernel
 from hacrl_core.verification.jail.enter import Jail, fork_jailed
 from hacrl_core.verification.jail.layers import SandboxRefusedError
+from hacrl_core.verification.state import remember, same_chances
 
 _LENGTH = struct.Struct(">I")
 # No result is as long as this; a header that says so was not written by the worker.
@@ -42,6 +43,7 @@ _MORE_PROCESSES_JAILED = 256
 _PROGRAMS_THREADS = 72
 # A jail holds the worker and its copies: a zygote, a program, a checker. Their shared pages count once.
 _JAILS_SHARE = 2
+_SYMBOLIC = "hacrl_core.verification.symbolic"
 _jailed = False
 
 
@@ -243,7 +245,12 @@ def _limit_cpu(seconds: float) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer groups of answers to one gold, one result each, in the main thread; a MemoryError ends the worker."""
+    """Answer groups of answers to one gold, one result each, in the main thread; a MemoryError ends the worker.
+
+    All groups have one verifier. Before each answer the random numbers begin anew, and a verifier of ours gets the
+    settings back that its process had after the import. A user's function may want to keep what it has set up.
+    """
+    restore: Callable[[], None] | None = None
     while True:
         group = receive(connection)
         sys.path[:] = group["path"]
@@ -252,10 +259,15 @@ def serve(connection: socket.socket) -> None:
         except BaseException as error:
             send(connection, {"fatal": f"{type(error).__name__}: {error}{_denied(error)}"})
             continue
+        if restore is None:
+            # After the import, so that what a library sets when it is loaded holds for every answer.
+            restore = remember() if _is_ours(group["task"]) else _nothing
         if module is not None and hasattr(module, "prepare_gold"):
+            _start_alike(restore)
             _guarded(module.prepare_gold, group["pairs"][0][0], "", {})
         send(connection, {"ready": True})
         for index, (gold, answer) in enumerate(group["pairs"]):
+            _start_alike(restore)
             started = time.process_time()
             _limit_cpu(group["cpu_seconds"])
             result = _guarded(function, gold, answer, group["options"])
@@ -265,6 +277,22 @@ def serve(connection: socket.socket) -> None:
             if result.pop("exhausted", False):
                 # The heap may still be full: a fresh worker is cheaper than a clean-up.
                 os._exit(3)
+
+
+def _start_alike(restore: Callable[[], None]) -> None:
+    same_chances()
+    restore()
+
+
+def _nothing() -> None:
+    """Restore nothing."""
+
+
+def _is_ours(task: str) -> bool:
+    """Return whether a verifier is this project's or a library's, not a function of the user's."""
+    from hacrl_core.tasks.loading import LIBRARIES
+
+    return task.partition(":")[0] in (_SYMBOLIC, *LIBRARIES)
 
 
 def _guarded(
@@ -308,7 +336,7 @@ def _entry_point(
 ) -> tuple[ModuleType | None, Callable[[str, str, dict[str, Any]], Any]]:
     """Return our own symbolic comparison, or the user's verifier or task, loaded."""
     module_name, _, name = task.partition(":")
-    if module_name == "hacrl_core.verification.symbolic":
+    if module_name == _SYMBOLIC:
         module = importlib.import_module(module_name)
         return module, getattr(module, name)
     from hacrl_core.tasks.worker import load_verifier

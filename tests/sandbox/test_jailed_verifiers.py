@@ -123,8 +123,9 @@ def test_what_it_starts_ends_with_its_worker(folder: Path) -> None:
     assert judge("starts")["answer"] == "started"
     assert int(judge("bomb")["answer"]) < 300
     with shared_pool() as pool:
-        assert pool.process is not None
-        below = _descendants(pool.process.pid)
+        process = pool.spawners[""].process
+        assert process is not None
+        below = _descendants(process.pid)
     assert len(below) > 3
     close_pool()
     deadline = time.monotonic() + 20

@@ -17,6 +17,7 @@ TASKS = (
     *(
         "count_bits",
         "count_primes",
+        "countdown",
         "decimal_chain_sum",
         "fraction_simplification",
         "gcd",
@@ -38,6 +39,15 @@ def test_the_tasks_own_answer_passes_and_others_fail(name: str) -> None:
     verdicts = verify_batch(responses, [p.answer for p in asked], config, problems=asked)
     assert [v.verdict == "correct" for v in verdicts] == [True, True, False, False], (responses, verdicts)
     assert not any(v.verdict in ("error", "timeout") for v in verdicts)
+
+
+def test_a_scorer_reads_expressions_also_where_the_maths_verifier_ran_before() -> None:
+    """That verifier forbids sympy to evaluate text, in its own processes only."""
+    assert verify_batch([r"\boxed{x+x}"], ["2x"], VerifyConfig(workers=1))[0].reward == 1.0
+    problems = list(load_problems(TaskProblems(task="reasoning_gym:countdown", size=1)).problems)
+    config = VerifyConfig(verifier="reasoning_gym:countdown", workers=1, timeout_seconds=30)
+    verdicts = verify_batch([problems[0].answer], [problems[0].answer], config, problems=problems)
+    assert (verdicts[0].verdict, verdicts[0].reward) == ("correct", 1.0)
 
 
 def test_problems_are_repeatable_new_in_every_iteration_and_split_by_question() -> None:

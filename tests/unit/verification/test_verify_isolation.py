@@ -43,6 +43,14 @@ def user_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sys.path.remove(str(folder))
 
 
+def spawner_pid() -> int:
+    """Return the process that forks the workers of a user's verifier."""
+    assert pool._pool is not None
+    process = pool._pool.spawners[""].process
+    assert process is not None
+    return process.pid
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -177,17 +185,16 @@ def test_workers_survive_the_thread_that_started_them_and_a_killed_spawner_is_re
     thread.start()
     thread.join(patience(60))
     assert pool._pool is not None
-    assert pool._pool.process is not None
-    first = pool._pool.process.pid
+    first = spawner_pid()
     assert verify_batch(["b"], ["b"], config)[0].reward == 1
-    assert pool._pool.process.pid == first
+    assert spawner_pid() == first
     pids = [first, *(worker.pid for worker in pool._pool.workers)]
     os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + patience(20)
     while any(map(alive, pids)) and time.monotonic() < deadline:  # until then a worker may still answer
         time.sleep(0.01)
     assert verify_batch(["c"], ["c"], config)[0].reward == 1
-    assert pool._pool.process.pid != first
+    assert spawner_pid() != first
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -199,7 +206,8 @@ def test_workers_die_with_their_parent_even_while_busy(user_module: str) -> None
         "config = VerifyConfig(verifier='users_verifier:selective', timeout_seconds=100, workers=2)\n"
         "threading.Thread(target=verify_batch, args=(['spin', 'two'], ['a', 'b'], config), daemon=True).start()\n"
         "while not (pool._pool and len(pool._pool.workers) == 2): time.sleep(0.05)\n"
-        "print(pool._pool.process.pid, *(w.pid for w in pool._pool.workers), flush=True); time.sleep(100)\n"
+        "spawners = [spawner.process.pid for spawner in pool._pool.spawners.values()]\n"
+        "print(*spawners, *(w.pid for w in pool._pool.workers), flush=True); time.sleep(100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -215,8 +223,7 @@ def test_workers_die_with_their_parent_even_while_busy(user_module: str) -> None
 def test_close_pool_ends_every_process(user_module: str) -> None:
     verify_batch(["a"], ["a"], VerifyConfig(verifier=f"{user_module}:good"))
     assert pool._pool is not None
-    assert pool._pool.process is not None
-    pids = [pool._pool.process.pid, *(worker.pid for worker in pool._pool.workers)]
+    pids = [spawner_pid(), *(worker.pid for worker in pool._pool.workers)]
     close_pool()
     deadline = time.monotonic() + patience(10)
     while any(map(alive, pids)) and time.monotonic() < deadline:
