@@ -25,7 +25,7 @@ def same_chances() -> None:
     random.seed(_SEED)
     for name in ("numpy.random", "sympy.core.random"):
         if name in sys.modules:
-            sys.modules[name].seed(_SEED)  # type: ignore[attr-defined]
+            sys.modules[name].seed(_SEED)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

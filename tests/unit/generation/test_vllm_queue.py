@@ -1,8 +1,7 @@
-"""The queue of prompts behind several engines: workers here are threads' toys that write, stall and die on command.
+"""The queue of prompts behind several engines: workers here are threads' toys that write, stall and die on command."""
 
-The toys share a clock of their own, so who is fast and who is slow does not depend on which thread the machine runs.
-"""
-
+import math
+import queue
 import threading
 from collections import Counter
 
@@ -14,32 +13,33 @@ from hacrl_core.generation.vllm import replicas
 from hacrl_core.generation.vllm.backend import Response
 from hacrl_core.generation.vllm.process import WorkerDied, WorkerFailed
 from hacrl_core.generation.vllm.replicas import PromptQueue, ReplicaBackend, gpus_of_replica
+from tests.patience import patience
 
 SAMPLES = 4
 REQUESTS = [GenerationRequest(f"{p}/{s}", (p, p + 1), s) for p in range(12) for s in range(SAMPLES)]
 
 
-# A toy without requests may be about to take some: the others give it this long before they go on without it.
-GRACE = 0.02
-
-
 class Toy:
-    """Answers like a worker: a few milliseconds per response, and an end after so many of them.
+    """Answers like a worker: so many seconds per response, and an end after so many of them.
 
-    A toy writes when no other one that is at work is behind it in time.
+    The seconds are counted, not waited for: whoever has used fewer of them so far writes first.
     """
 
-    turn = threading.Condition()
+    turns = threading.Condition()
+
     made: "list[Toy]" = []  # noqa: RUF012
     plans: "list[tuple[float, int | None, type[Exception]]]" = []  # noqa: RUF012
+    # Where set, nobody writes before everybody has taken prompts: threads need not begin at the same time.
+    all_busy: threading.Event | None = None
 
     def __init__(self, config, environment):
         self.seconds, self.dies_after, self.error = Toy.plans[len(Toy.made) % len(Toy.plans)]
-        self.clock = 0.0
+        self.inbox: queue.Queue = queue.Queue()
         self.held: list[GenerationRequest] = []
         self.written: list[str] = []
         self.most_held = 0
-        self.closed = self.ended = self.gone = False
+        self.clock = 0.0
+        self.closed = self.ended = False
         self.environment = environment
         Toy.made.append(self)
 
@@ -47,40 +47,37 @@ class Toy:
         assert more_follows
 
     def add_requests(self, requests):
-        with Toy.turn:
-            if not self.held:  # time went on while it had nothing to do
-                self.clock = max(self.clock, min((toy.clock for toy in self.others() if toy.held), default=0.0))
-            self.held += requests
-            self.most_held = max(self.most_held, len(self.held))
-            Toy.turn.notify_all()
+        self.held += requests
+        self.most_held = max(self.most_held, len(self.held))
+        if Toy.all_busy is not None and all(toy.most_held for toy in Toy.made):
+            Toy.all_busy.set()
 
     def end_of_requests(self):
         assert not self.held
-        with Toy.turn:
-            self.ended = True
-            Toy.turn.notify_all()
-
-    def others(self):
-        return [toy for toy in Toy.made if toy is not self and not toy.ended and not toy.gone]
-
-    def wait_for_turn(self):
-        with Toy.turn:
-            self.clock += self.seconds
-            Toy.turn.notify_all()
-            if not Toy.turn.wait_for(lambda: all(toy.clock >= self.clock for toy in self.others()), GRACE):
-                Toy.turn.wait_for(lambda: all(toy.clock >= self.clock for toy in self.others() if toy.held))
+        self.ended = True
 
     def next_found(self):
         if self.ended:
             return None
-        self.wait_for_turn()
-        if self.dies_after is not None and len(self.written) >= self.dies_after:
-            with Toy.turn:
-                self.gone = True
-                Toy.turn.notify_all()
-            raise self.error("gone")
+        if Toy.all_busy is not None:
+            assert Toy.all_busy.wait(patience(20))
+        with Toy.turns:
+            self.clock += self.seconds
+            Toy.turns.notify_all()
+            assert Toy.turns.wait_for(self.is_next, patience(20))
+            if self.dies_after is not None and len(self.written) >= self.dies_after:
+                self.clock = math.inf
+                Toy.turns.notify_all()
+                raise self.error("gone")
+            return self._write()
+
+    def is_next(self):
+        return all(toy.clock >= self.clock for toy in Toy.made if toy.held)
+
+    def _write(self):
         request = self.held.pop(0)
         self.written.append(request.request_id)
+        Toy.turns.notify_all()
         return Response(request.request_id, (request.seed,), (-0.5,), "stop")
 
     def close(self):
@@ -89,9 +86,10 @@ class Toy:
 
 @pytest.fixture
 def backend(monkeypatch):
-    def make(*plans, most=8):
+    def make(*plans, most=8, together=False):
         monkeypatch.setattr(replicas, "WorkerBackend", Toy)
         Toy.made, Toy.plans = [], list(plans)
+        Toy.all_busy = threading.Event() if together else None
         return ReplicaBackend(VllmEngineConfig(replicas=len(plans), max_sequences=most))
 
     return make
@@ -107,7 +105,7 @@ def sample(backend, requests=REQUESTS):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(patience(20))
     assert done.is_set(), "the replicas wait for each other"
     return [response.request_id for response in found]
 
@@ -116,20 +114,20 @@ WELL = (0.001, None, WorkerDied)
 
 
 def test_every_request_is_answered_once_and_everybody_works(backend):
-    found = sample(backend(WELL, WELL, WELL))
+    found = sample(backend(WELL, WELL, WELL, together=True))
     assert Counter(found) == Counter(request.request_id for request in REQUESTS)
     assert all(toy.written and toy.ended for toy in Toy.made)
     assert max(toy.most_held for toy in Toy.made) <= 8
 
 
 def test_a_slow_replica_takes_fewer_prompts(backend):
-    sample(backend((0.02, None, WorkerDied), WELL))
+    sample(backend((0.02, None, WorkerDied), WELL, together=True))
     slow, fast = (len(toy.written) for toy in Toy.made)
     assert slow < fast / 2
 
 
 def test_nobody_takes_everything_at_once(backend):
-    sample(backend(WELL, WELL, most=1000))
+    sample(backend(WELL, WELL, most=1000, together=True))
     assert all(len(toy.written) > len(REQUESTS) / 4 for toy in Toy.made)
 
 
