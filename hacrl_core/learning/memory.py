@@ -5,8 +5,8 @@
 With N parameters (B of them in the layers, E in embeddings and head), L layers, hidden size H, query width Q (heads ×
 head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per sampling weight:
 
-    generate  built-in  b·N + batch·(prompt + max_tokens)·2·L·K·b·1.5 (slots grow with room to spare)
-                        + 3·batch·V·4 (logits and their sums)
+    generate  built-in  b·N + batch·(prompt + max_tokens)·2·L·K·b·2.5 (slots grow with half as much to spare, while the
+                        old ones are still there) + 3·batch·V·4 (logits and their sums)
               vLLM      (b·N + one sequence of full length in the KV cache) / width + its own buffers; a larger cache
                         takes what memory_share leaves and never more
     score     4·N + one layer at a time + hidden states and logits of a chunk
@@ -220,7 +220,7 @@ def _sampling_bytes(shape: Shape, generate: GenerateConfig, length: int, *, on_g
         whole = size * shape.parameters + (engine.max_length or length) * slot
         return whole // engine.tensor_parallel_size + (ENGINE_BYTES if on_gpu else 0)
     slots = generate.batch_size * (-(-length // 16) * 16)
-    return size * shape.parameters + slots * slot * 3 // 2 + 3 * generate.batch_size * shape.vocabulary * 4
+    return size * shape.parameters + slots * slot * 5 // 2 + 3 * generate.batch_size * shape.vocabulary * 4
 
 
 def _longest(shape: Shape, generate: GenerateConfig, prompt_tokens: int) -> int:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from hacrl_core.agents.agent import Agent
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.training import LoraConfig, ScoreConfig, UpdateConfig
-from hacrl_core.learning.memory import PROCESS_BYTES, estimate, trainable
+from hacrl_core.learning.memory import PROCESS_BYTES, estimate, host_bytes, on_one_host, trainable
 from hacrl_core.learning.scoring import score_sequences
 from hacrl_core.learning.sequences import TrainSequence
 from hacrl_core.learning.shape import shape_of
@@ -133,6 +133,22 @@ def test_an_embedding_costs_its_gradient_twice_where_it_is_trained():
     assert guess(wide).update - guess().update == 20 * more + logits
     adapters = LoraConfig(rank=16, alpha=32)
     assert guess(wide, lora=adapters).update - guess(lora=adapters).update == 4 * more + logits
+
+
+def test_ranks_of_one_machine_are_added_up_and_what_is_offloaded_is_in_the_hosts_memory():
+    shape = shape_of(SMOL)
+    two = UpdateConfig(learning_rate=1e-6, ranks=2)
+    away = two.model_copy(update={"offload": "optimizer"})
+    each, spared = guess(ranks=2), guess(ranks=2, offload="optimizer")
+    assert guess().update > each.update > guess(ranks=4).update
+    assert host_bytes(shape, two) == 0
+    assert host_bytes(shape, away) == 16 * shape.parameters
+    assert each.update - spared.update == 8 * shape.parameters
+    together = on_one_host(each, shape, two)
+    assert (together.score, together.update) == (2 * each.score, 2 * each.update)
+    assert together.generate == each.generate + PROCESS_BYTES + 2 * shape.parameters
+    # Offloading frees nothing where there is no other memory.
+    assert on_one_host(spared, shape, away).update == together.update
 
 
 def test_sequences_longer_than_the_budget_count_whole():
