@@ -70,7 +70,7 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 test-quick: dev  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not exchange and not docs and not verifiers"
 
-test-docs: dev  ## The documentation: links, code blocks, tutorials, what hacrl init writes; minutes
+test-docs: dev .venv/docs-ready  ## The documentation: links, code blocks, tutorials, what hacrl init writes; minutes
 	@$(BIN)/pytest -m docs tests
 
 test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
@@ -175,11 +175,20 @@ lock: dev  ## Renew the pins in the lock files
 	@sed -i '/^torch==/d' requirements*.lock  # a pin without +cpu would be kept, with all of CUDA
 	@$(COMPILE) pyproject.toml -o requirements.lock
 	@$(COMPILE) --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	@$(COMPILE) --extra docs -c requirements.lock pyproject.toml -o requirements-docs.lock
 	@$(COMPILE) --extra bench -c requirements-dev.lock pyproject.toml -o requirements-bench.lock
 	@sed -i -E ':a;/^torch==.*\\$$/{N;s/ \\\n +--hash=[^ \n]*//;ta};s/^(torch==[0-9.]+)\+cpu/\1/' requirements*.lock  # torch: whichever build the machine has
 
-reference: setup  ## docs/configuration.md again, from the config models
+reference: setup  ## docs/configuration.md and docs/commands.md again, from the config models and the commands
 	@$(BIN)/python -m flows.views.settings > docs/configuration.md
+	@$(BIN)/python infra/commands_page.py > docs/commands.md
+
+.venv/docs-ready: .venv/ready requirements-docs.lock
+	@$(UV) pip install --quiet -r requirements-docs.lock
+	@touch $@
+
+docs: .venv/docs-ready  ## The documentation as a site in site/, with search, readable without a network
+	@$(BIN)/mkdocs build --quiet && echo "open site/index.html"
 
 house: dev  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}

@@ -51,7 +51,8 @@ def rate_too_high(evidence: Evidence, agent: str) -> Iterator[Finding]:
         yield Finding(
             "learning_rate_too_high",
             agent,
-            Weight.TRAINING,
+            # Nothing that such an agent writes means anything any more.
+            Weight.BROKEN if distance > 1.0 else Weight.TRAINING,
             min(1.0, max(distance, within / 10)),
             f"after {evidence.done} iterations the agent is {distance:.2g} nats per token from its start, its ratio "
             f"within one iteration reached {within:.2g}, and its reward fell from {best:.2f} to {now:.2f}",

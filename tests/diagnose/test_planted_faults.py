@@ -237,4 +237,4 @@ def test_the_command_names_cause_remedy_and_evidence(tmp_path: Path) -> None:
     assert done.exit_code == 1, done.output
     assert "are cut off at 24 tokens before their answer" in done.output
     assert "do this:  raise generate.max_tokens to 48" in done.output
-    assert "000007/ada/" in done.output
+    assert "000005/ada/" in done.output
