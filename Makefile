@@ -161,6 +161,9 @@ bench-generate: .venv/bench-ready  ## Built-in engine against transformers' gene
 bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-135M against transformers' generate
 	@$(BIN)/python benchmarks/generate_real.py
 
+bench-form: .venv/real-ready  ## Rewards of the real SmolLM2-135M with and without the asked form of an answer
+	@$(BIN)/python benchmarks/answer_form.py
+
 bench-tabular: setup  ## Gradients of every method in a tabular world, exactly; minutes
 	@$(BIN)/python benchmarks/tabular.py
 
@@ -196,4 +199,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean

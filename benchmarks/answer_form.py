@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 SETS = ("sums", "gsm8k", "sums with examples")
 FALLBACKS = {"phrase, last, whole": ("phrase", "last", "whole"), "phrase, whole": ("phrase", "whole"), "box": ()}
 _NUMBER = r"\$?(-?\d+(?:,\d{3})*(?:\.\d+)?)"
@@ -110,7 +111,7 @@ def judged(rows: list[dict[str, Any]], golds: list[str], fallbacks: tuple[str, .
 def main() -> None:
     """Sample (or read) the responses, judge them three ways, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gsm8k", type=Path, default=Path("../shared/data/gsm8k_test.jsonl"))
+    parser.add_argument("--gsm8k", type=Path, default=SHARED / "gsm8k_test.jsonl")
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--group", type=int, default=3)
     parser.add_argument("--responses", type=Path, default=None)
