@@ -1,5 +1,6 @@
 """What a seat asks of a cluster, whether any node could ever give it, and how that is said. No Ray here: plain data."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from flows.run.placement import Seat
@@ -24,7 +25,8 @@ def resources_of(seat: Seat, config: CampaignConfig) -> list[Resources]:
     peers = peers_of(seat, config)
     if gpus:
         bundle["GPU"] = float(gpus if peers == 1 else _width(seat, config))
-    return [dict(bundle) for _ in range(peers)]
+    # Peers ask for one core each: most of their work is on their GPU.
+    return [dict(bundle) if index == 0 else {**bundle, "CPU": 1.0} for index in range(peers)]
 
 
 def peers_of(seat: Seat, config: CampaignConfig) -> int:
@@ -59,7 +61,9 @@ def servable(bundles: Sequence[Resources], nodes: Collection[Mapping[str, float]
 def asked(bundles: Sequence[Resources]) -> str:
     """Return what is asked for, to be read by people: "4 GPU, 1 CPU on one node"."""
     parts = [", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles]
-    return f"{parts[0]} on one node" if len(set(parts)) == 1 and len(parts) == 1 else " and ".join(parts)
+    if len(parts) == 1:
+        return f"{parts[0]} on one node"
+    return " and ".join(f"{count} × ({part})" if count > 1 else part for part, count in Counter(parts).items())
 
 
 def nodes_text(nodes: Mapping[str, Mapping[str, float]]) -> str:
