@@ -20,11 +20,15 @@ from xml.etree import ElementTree
 SENSITIVE = (
     "tests/chaos/test_processes.py",
     "tests/flow/test_lost_runs.py",
+    "tests/flow/test_notify.py",
     "tests/flow/test_servers_away.py",
     "tests/flow/test_workers.py",
     "tests/unit/agents/test_adoption.py",
+    "tests/unit/artifacts/test_shared.py",
+    "tests/unit/generation/test_vllm_queue.py",
     "tests/unit/problems/test_datasets_hub.py",
     "tests/unit/verification/test_verify_extraction.py",
+    "tests/unit/verification/test_verifiers_apart.py",
     "tests/unit/verification/test_verify_isolation.py",
     "tests/views/test_status_logs.py",
 )

@@ -35,9 +35,11 @@ def collect(store: Store, stage: str, key: str, why: str) -> int:
             # Damaged or newer: looking it up reports that.
             return 0
         freed = sum(path.stat().st_size for path in files)
-        # First the mark, then the files: the next call finishes what a crash between the two leaves.
+        # First the mark, then the files: the next call finishes what a crash between the two leaves. A mark that is
+        # there already need not be on the disk: whoever set it may have been killed before its folder was synced.
         if not (folder / COLLECTED).exists():
             _mark(folder, collected_mark(manifest.bytes, why))
+        if files:
             sync(folder)
         for number, path in enumerate(files):
             _discard(path, trash, str(number))

@@ -139,6 +139,8 @@ class Driver:
         for words in (self.words, ["store", "verify"]):
             code, text = self._command(words, home, False, None)
             self.tally.check(code == 0, f"campaign {number} after gc: {words[:2]} ended with {code}\n{text}")
+        # What a power cut took back had been renamed and not synced when its campaign was killed: it may run again.
+        before = {key: there for key, there in before.items() if key in known}
         self._look_back(number, [e for e in _events(self._log(home)) if e["at"] >= begun], before, known, home, begun)
         collected = list((home / "store" / "objects").glob("*/*/collected.json"))
         self.tally.check(bool(collected), f"campaign {number}: gc collected nothing")

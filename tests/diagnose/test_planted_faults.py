@@ -14,6 +14,7 @@ from flows.diagnose.diagnose import diagnose
 from flows.record.history import read_history
 from hacrl_core.artifacts import open_store
 from tests.diagnose.simulated import World, simulate
+from tests.patience import patience
 
 pytestmark = pytest.mark.docs
 
@@ -228,7 +229,7 @@ def test_forty_iterations_take_less_than_two_cpu_seconds(tmp_path: Path) -> None
     assert diagnose(history) == []
     seconds = time.process_time() - begun
     print(f"\n{seconds:.2f} CPU seconds for forty iterations")
-    assert seconds < 2.0
+    assert seconds < patience(2.0)
 
 
 def test_the_command_names_cause_remedy_and_evidence(tmp_path: Path) -> None:

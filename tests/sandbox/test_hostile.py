@@ -12,6 +12,7 @@ import pytest
 from hacrl_core.errors import ConfigError
 from hacrl_core.verification import close_pool
 from hacrl_core.verification.jail import kernel, landlock
+from tests.patience import patience
 from tests.sandbox.cases import Place
 from tests.sandbox.hostile import all_programs
 from tests.sandbox.judge import run_programs, write_verifier
@@ -133,7 +134,9 @@ def test_the_programs_do_what_they_say_where_nothing_holds_them(tmp_path: Path) 
 
 
 def _escapes(program: str) -> bool:
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60), check=False
+    )
     return run.stdout.rstrip().endswith("ESCAPED")
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import Store, removal
 from hacrl_core.artifacts import store as store_module
 from hacrl_core.artifacts.files import file_sha256
 from hacrl_core.artifacts.manifests import read_manifest
@@ -167,6 +167,20 @@ def test_putting_back_does_not_write_through_a_link(tmp_path):
 
 
 # -- a collect during a look-up ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marked_by_somebody_who_was_killed", [False, True])
+def test_the_mark_of_a_collected_artifact_is_on_the_disk_before_a_file_goes(
+    ref, monkeypatch, marked_by_somebody_who_was_killed
+):
+    order, discard = [], removal._discard
+    monkeypatch.setattr(removal, "sync", lambda folder: order.append(folder))
+    monkeypatch.setattr(removal, "_discard", lambda path, *rest: (order.append(path), discard(path, *rest)))
+    if marked_by_somebody_who_was_killed:
+        (ref.path / removal.COLLECTED).write_text("{}")
+    assert collect(Store(ref.path.parents[2]), ref.stage, ref.key, "test") > 0
+    assert order[0] == ref.path
+    assert len(order) > 1
 
 
 def test_a_collect_between_the_check_and_the_hash_does_not_make_damage(ref, monkeypatch):

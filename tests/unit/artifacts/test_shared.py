@@ -16,6 +16,7 @@ from hacrl_core.artifacts.removal import collect
 from hacrl_core.artifacts.shared import SharedStore
 from hacrl_core.config.operation import StoreConfig
 from hacrl_core.errors import BucketError, ConfigError, InputGoneError
+from tests.patience import patience
 from tests.unit.artifacts.test_store import PROVENANCE, identity, publish
 
 
@@ -250,7 +251,7 @@ def test_leases_let_one_compute_and_expire_by_the_servers_clock(tmp_path, bucket
         assert got == []
         publish(one, who)
     one.uploads.flush(10)
-    waiting.join(10)
+    waiting.join(patience(10))
     assert got == ["found"]
     assert "process" in said[0]
     assert not list((bucket / "leases").glob("*"))

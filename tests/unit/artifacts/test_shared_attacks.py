@@ -11,6 +11,7 @@ from hacrl_core.artifacts.bucket import Bucket, Stat
 from hacrl_core.artifacts.shared import SharedStore
 from hacrl_core.config.operation import StoreConfig
 from hacrl_core.errors import InputGoneError
+from tests.patience import patience
 from tests.unit.artifacts.test_shared import objects, store
 from tests.unit.artifacts.test_store import identity, publish
 
@@ -35,7 +36,7 @@ def test_a_kill_between_files_and_manifest_shows_nobody_anything_and_is_made_goo
     bucket = tmp_path / "bucket"
     process = multiprocessing.get_context("fork").Process(target=_publish_and_die, args=(bucket, tmp_path / "a"))
     process.start()
-    process.join(30)
+    process.join(patience(30))
     assert process.exitcode == 9
     assert {path.partition("/")[0] for path in objects(bucket)} - {"probe", "leases"} == {"blobs"}
     theirs = store(bucket, tmp_path / "b")

@@ -17,6 +17,7 @@ from hacrl_core.problems import load_problems
 from hacrl_core.tasks.digest import task_digest
 from hacrl_core.tasks.forms import form_of
 from hacrl_core.verification import verify_batch
+from tests.patience import patience
 
 TASK = """
     import random
@@ -56,7 +57,9 @@ def test_the_public_names_cost_nothing_to_import() -> None:
     code = (
         "import sys, hacrl; hacrl.Verdict(1.0); print([m for m in ('torch', 'numpy', 'pyarrow') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patience(60)
+    )
     assert done.stdout.strip() == "[]"
 
 
