@@ -92,7 +92,7 @@ def run_round(
     """Submit the stages of one round: ask, share, verify, score, claim, then credit and update with who is trusted."""
     agents, now, versions = config.present(iteration), iteration, state.versions
     asked = state.asked or ask(config, calls, run, versions, now)
-    verdicts = _verify(calls, run, asked, [s for s in agents if is_own_agent(config, s)], origins, now)
+    verdicts = _verify(calls, run, asked, [s for s in agents if config.has_weights_of(s)], origins, now)
     answered = membership.answered(now, asked)
     verdicts |= _verify(calls, run, asked, [s for s in answered if s not in verdicts], origins, now)
     heard = {a: _heard(config, a, agents, answered) for a in agents}
@@ -144,11 +144,6 @@ def claims_matter(config: CampaignConfig, sampler: str) -> bool:
     here = config.party_of(sampler)
     others = [config.objective(a) for a in config.agents if config.party_of(a) != here]
     return any(one.share_rollouts and one.foreign_treatment != "as_own" for one in others)
-
-
-def is_own_agent(config: CampaignConfig, agent: str) -> bool:
-    """Whether this process has the agent's weights; a party that is late still learns from its own answers."""
-    return config.party is None or config.party_of(agent) == config.party.name
 
 
 def _heard(config: CampaignConfig, learner: str, agents: Sequence[str], answered: Sequence[str]) -> list[str]:

@@ -57,7 +57,8 @@ class StageCalls:
         assert settings.checkpoint is not None, "the config requires a warm start or a checkpoint"
         adopt = AdoptSlice(
             checkpoint=settings.checkpoint,
-            source_digest=source_digest(settings.checkpoint),
+            # Another party's checkpoint is not on this machine, and nothing here reads it.
+            source_digest=source_digest(settings.checkpoint) if self.config.has_weights_of(agent) else "elsewhere",
             chat_template=settings.chat_template,
         )
         return StageCall("adopt", adopt, agent=agent)
@@ -238,7 +239,11 @@ class StageCalls:
         return {
             "problems": self._problems_digest,
             "benchmarks": {b.name: self._benchmark_digest(b) for b in self.config.evaluate.benchmarks},
-            "checkpoints": {a: source_digest(s.checkpoint) for a, s in self.config.agents.items() if s.checkpoint},
+            "checkpoints": {
+                a: source_digest(s.checkpoint)
+                for a, s in self.config.agents.items()
+                if s.checkpoint and self.config.has_weights_of(a)
+            },
             "verifier": self._verifier_source,
             **({"rewards": self._reward_sources} if self._reward_sources else {}),
         }

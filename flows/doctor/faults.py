@@ -28,7 +28,7 @@ def campaign_faults(config: CampaignConfig, adopted: Collection[str] = ()) -> li
         first_problem(config)
     except HacrlError as fault:
         faults.insert(0, str(fault))
-    for agent in config.agents:
+    for agent in filter(config.has_weights_of, config.agents):
         own = [place_of(config.agents[agent])[1], *software_faults(config, agent)]
         own += hub_faults(config.agents[agent]) if agent not in adopted else ()
         faults += [f"agent {agent}: {fault}" for fault in own if fault]

@@ -7,8 +7,10 @@ what the party has told: nothing for weights, a digest for rollouts and scores, 
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from flows.exchange.mailbox import Mailbox
 from flows.exchange.receiving import check_claims, check_size, compare_verdicts, import_table, read_answers_of
@@ -224,8 +226,21 @@ class PartyRun:
                     self._check(iteration, learner, sampler, offered, claims=claims)
                     kept.append(sampler)
                 except Refused as refused:
-                    self.mailbox.refuse(refused, {}, iteration)
+                    self.mailbox.refuse(refused, self._shared_by(sampler, iteration, offered), iteration)
         return [s for s in heard if s in kept]
+
+    def _shared_by(self, sampler: str, iteration: int, offered: Offered) -> dict[str, bytes]:
+        """What a sampler has shared in a round, as evidence."""
+        found = {"answers.parquet": (self.rounds.answers[sampler, iteration].path / "answers.parquet").read_bytes()}
+        for kind in ("answers", "claims"):
+            message = self.mailbox.find(cast(Kind, kind), sampler, iteration, local=self.local)
+            if message is not None:
+                found[f"{kind}.message.json"] = message.model_dump_json().encode()
+        with suppress(Refused, CacheMiss):
+            if sampler in offered.claims:
+                claims = offered.claims[sampler].outcome().ref
+                found["claims.parquet"] = (claims.path / "claims.parquet").read_bytes()
+        return found
 
     def _check(self, iteration: int, learner: str, sampler: str, offered: Offered, *, claims: bool) -> None:
         """Raise Refused where a sampler's verdicts are wrong or its answers cannot be what it says they are."""

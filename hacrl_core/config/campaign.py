@@ -185,6 +185,10 @@ class CampaignConfig(StrictConfig):
         """Return the party that has an agent's weights; all agents of a campaign without parties have one owner."""
         return next((name for name, party in self.parties.items() if agent in party.agents), "")
 
+    def has_weights_of(self, agent: str) -> bool:
+        """Whether this process has an agent's weights: always, except for agents of other parties."""
+        return self.party is None or self.party_of(agent) == self.party.name
+
     def _check_training(self, agent: str) -> None:
         generate = self.generation(agent)
         score = self.scoring(agent)

@@ -148,3 +148,15 @@ def test_configs_that_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValidationError, match=words):
             CampaignConfig.model_validate({**raw, **change})
+
+
+def test_a_checkpoint_of_another_party_need_not_be_here(tmp_path: Path) -> None:
+    from flows.stage_calls import StageCalls
+    from hacrl_core.config.campaign import CampaignConfig
+
+    raw = as_party(meeting(tmp_path), "north", tmp_path).model_dump(mode="json")
+    raw["agents"]["ben"] = {"checkpoint": {"path": "/no/such/folder/of/south"}}
+    calls = StageCalls(CampaignConfig.model_validate(raw))
+    assert calls.origin("ben").stage == "adopt"
+    with pytest.raises(ConfigError, match="no such folder"):
+        StageCalls(CampaignConfig.model_validate({**raw, "party": None})).origin("ben")
