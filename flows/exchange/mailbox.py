@@ -33,11 +33,15 @@ _PATIENCE = 5.0
 
 def campaign_digest(config: CampaignConfig) -> str:
     """Return the digest of the settings that all parties must share: a message of another campaign never fits."""
-    shared = config.model_dump(mode="json", exclude=_OWN_BUSINESS)
+    # Without defaults: a setting that a later version adds must not part the parties that have not set it.
+    shared = config.model_dump(mode="json", exclude=_OWN_BUSINESS, exclude_defaults=True)
     shared["agents"] = {
-        name: agent.model_dump(mode="json", exclude=_OWN_OF_AGENTS) for name, agent in config.agents.items()
+        name: agent.model_dump(mode="json", exclude=_OWN_OF_AGENTS, exclude_defaults=True)
+        for name, agent in config.agents.items()
     }
-    shared["parties"] = {name: party.model_dump(mode="json") for name, party in config.parties.items()}
+    shared["parties"] = {
+        name: party.model_dump(mode="json", exclude_defaults=True) for name, party in config.parties.items()
+    }
     shared["staleness"] = config.exchange.staleness
     return digest_of(shared)
 
@@ -81,7 +85,9 @@ class Mailbox:
         if not self._patiently(lambda: self.bucket.create(self.object_path(place), raw)):
             found = self._patiently(lambda: self.bucket.read(self.object_path(place))) or b""
             try:
-                unseal(found, self.me, self.keys, place)
+                check_place(
+                    unseal(found, self.me, self.keys, place), message, self.config.parties[self.me].agents, place
+                )
             except Refused as refused:
                 self._warn(f"exchange: {refused}; it stood in our place and was replaced")
                 self._patiently(lambda: self.bucket.write(self.object_path(place), raw))

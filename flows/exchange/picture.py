@@ -56,6 +56,7 @@ def draw_exchange(config: CampaignConfig, homes: Sequence[Home], file: Path) -> 
             floor += share
         axis.set_title(f"{learner} ({config.party_of(learner)}) learned from", fontsize=10, loc="left")
         axis.set_ylim(0, 1)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("share of the weight")
         axis.legend(fontsize=8, loc="upper right")
     axes[-1, 0].set_xlabel("round")

@@ -194,7 +194,7 @@ class History:
     def _iterations_done(self) -> int:
         """Count the iterations that every participating agent has finished with the present settings."""
         for iteration in range(self.config.iterations):
-            for agent in self.config.present(iteration):
+            for agent in filter(self.config.has_weights_of, self.config.present(iteration)):
                 if len(self.versions[agent]) - 1 <= iteration - self.config.agents[agent].joins:
                     return iteration
         return self.config.iterations

@@ -248,7 +248,9 @@ def what_is_saved(config: CampaignConfig, home: Home) -> str:
     entries = read_entries(home.campaign(config.name))
     updated = {(entry.agent, entry.iteration) for entry in entries if entry.stage == "update"}
     done = 0
-    while done < config.iterations and all((agent, done) in updated for agent in config.present(done)):
+    while done < config.iterations and all(
+        (agent, done) in updated for agent in filter(config.has_weights_of, config.present(done))
+    ):
         done += 1
     return (
         f"campaign {config.name} has {done} of {config.iterations} iterations and {len(entries)} finished stages "

@@ -18,8 +18,9 @@ from hacrl_core.exchange.signing import is_signed_by, sign
 
 Kind = Literal["commit", "answers", "claims", "closing"]
 Reason = Literal["unsigned", "altered", "replayed", "foreign-named", "late", "unfounded", "spam", "lie", "implausible"]
-# Reasons that only the holder of the key can have caused: whoever sees one of these knows who lied.
-PROVEN: tuple[Reason, ...] = ("replayed", "unfounded", "spam", "lie")
+# Reasons that only the holder of the key can have caused: whoever sees one of these knows who lied. A replay is none of
+# them, since whoever can write to the bucket can copy a signed message to another place.
+PROVEN: tuple[Reason, ...] = ("unfounded", "spam", "lie")
 # Reasons for which nothing of a party is used any more.
 QUARANTINE: tuple[Reason, ...] = (*PROVEN, "implausible")
 

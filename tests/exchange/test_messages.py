@@ -84,6 +84,18 @@ def test_replayed_from_another_campaign(boxes) -> None:
     assert refusal(boxes) == ("south", "replayed")
 
 
+def test_a_replay_by_somebody_else_does_not_frame_the_party(boxes) -> None:
+    """Whoever writes to the bucket can copy a signed message; its author puts the right one in its place again."""
+    south, north = boxes["south"], boxes["north"]
+    put(boxes, seal(south.message("commit", "ben", 0), south._private))
+    assert refusal(boxes) == ("south", "replayed")
+    assert north.quarantined() == {}
+    south.send(south.message("commit", "ben", 1, policy="p"), {})
+    found = north.find("commit", "ben", 1)
+    assert found is not None
+    assert found.policy == "p"
+
+
 def test_foreign_named_names_the_signer(boxes) -> None:
     west = boxes["west"]
     put(boxes, seal(boxes["south"].message("commit", "ben", 1), west._private))
