@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 from flows.exchange.mailbox import Mailbox
 from flows.exchange.receiving import check_claims, check_size, compare_verdicts, import_table, read_answers_of
@@ -233,7 +232,7 @@ class PartyRun:
         """What a sampler has shared in a round, as evidence."""
         found = {"answers.parquet": (self.rounds.answers[sampler, iteration].path / "answers.parquet").read_bytes()}
         for kind in ("answers", "claims"):
-            message = self.mailbox.find(cast(Kind, kind), sampler, iteration, local=self.local)
+            message = self.mailbox.find(kind, sampler, iteration, local=self.local)
             if message is not None:
                 found[f"{kind}.message.json"] = message.model_dump_json().encode()
         with suppress(Refused, CacheMiss):
