@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hacrl_core.verification import close_pool
+from hacrl_core.verification import close_pool, pool
 from hacrl_core.verification.jail import cgroups, kernel
-from hacrl_core.verification.pool import try_sandbox
 from tests.patience import patience
 from tests.sandbox.judge import run_programs, write_verifier
 from tests.sandbox.run_all import GOOD
@@ -61,20 +60,22 @@ def test_a_group_limits_all_processes_of_a_jail_together() -> None:
 def test_workers_say_whether_they_have_a_group_and_leave_none_behind(tmp_path: Path) -> None:
     try:
         assert run_programs(write_verifier(tmp_path), [GOOD])[0]["kind"] == "passed"
-        assert "control group" in try_sandbox()
+        with pool.shared_pool() as shared:
+            (spawner,) = [each.process.pid for each in shared.spawners.values() if each.process]
+            layers = shared.workers[0].layers
+        assert bool(_groups_of(spawner)) == (layers["control group"] == "" or "version 1" in layers["control group"])
     finally:
         close_pool()
     deadline = time.monotonic() + patience(10)
-    while _own_groups() and time.monotonic() < deadline:
+    while _groups_of(spawner) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _own_groups() == []
+    assert _groups_of(spawner) == []
 
 
-def _own_groups() -> list[str]:
-    """Return groups of spawners that are gone, or are this process's own."""
+def _groups_of(spawner: int) -> list[str]:
     parents = {cgroups._parent("cgroup2", ""), cgroups._parent("cgroup", "pids")} - {None}
-    names = [name for parent in parents if parent for name in os.listdir(parent) if name.startswith("hacrl-")]
-    return [name for name in names if not os.path.exists(f"/proc/{name.split('-')[1]}")]
+    names = [name for parent in parents if parent for name in os.listdir(parent)]
+    return [name for name in names if name.startswith(f"hacrl-{spawner}-")]
 
 
 def test_a_machine_without_such_groups_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
