@@ -119,7 +119,7 @@ def measure(case: dict) -> dict:
     count, response = case.pop("rows", ROWS if stage == "generate" else None), case.pop("response", RESPONSE)
     generate = GenerateConfig(max_tokens=response, batch_size=count or ROWS, engine={"kind": "builtin", "dtype": dtype})
     update = UpdateConfig(learning_rate=1e-6, **case)
-    score = ScoreConfig(autocast=update.autocast, token_budget=min(4096, count * (PROMPT + response)))
+    score = ScoreConfig(autocast=update.autocast, token_budget=min(4096, (count or ROWS) * (PROMPT + response)))
     guess = getattr(estimate(shape_of(config), generate, score, update, PROMPT), stage)
     rng = np.random.default_rng(0)
     # All rows that a microbatch holds, and one more; on every rank.
