@@ -133,6 +133,9 @@ chaos: dev  ## Kill campaigns anywhere, cut the power, and compare the end with 
 bench-overhead: setup  ## Share of an iteration outside the stages; a cached iteration's cost
 	@$(BIN)/python benchmarks/overhead.py
 
+bench-orchestration: setup  ## CPU of Prefect, driver and workers, database, memory in a long tiny campaign (ITERATIONS=1000)
+	@$(BIN)/python benchmarks/orchestration.py --iterations $${ITERATIONS:-1000}
+
 bench-scale: setup  ## The real flow with 8 to 1024 "GPUs", stages asleep: efficiency against hacrl plan, the driver's cores
 	@$(BIN)/python benchmarks/scale.py --data docs/pictures/scale.json
 	@$(BIN)/python benchmarks/scale_picture.py
@@ -199,4 +202,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean

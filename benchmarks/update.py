@@ -190,7 +190,7 @@ def main() -> None:
         # TRL gets whichever of two microbatch sizes suits it better on this machine.
         probe = {size: trl_seconds(sequences, make_advantages(1.0), 2, size, folder)[0] for size in (128, 32)}
         microbatch = min(probe, key=lambda size: probe[size])
-        for informative, target in ((1.0, 1.3), (0.5, 2.0)):
+        for informative, target in ((1.0, 2.5), (0.5, 4.0)):
             advantages, pairs, gap = make_advantages(informative), [], 0.0
             for _ in range(arguments.rounds):
                 theirs, their_weights = trl_seconds(sequences, advantages, arguments.steps, microbatch, folder)

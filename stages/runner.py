@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,29 +19,30 @@ from hacrl_core.artifacts.locks import remove_stale_locks
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import TRAINING, Identity, Provenance
 from hacrl_core.errors import ContractError, StageError
+from hacrl_core.spans import span
 from stages import memory as peak
 from stages.spec import Context, Metrics, Outcome, OutFolder, StageCall, find_stage
 
 
-def lookup(store: Store, call: StageCall) -> Outcome | None:
+def lookup(store: Store, call: StageCall, identity: Identity | None = None) -> Outcome | None:
     """Return the outcome of a bound call whose artifact exists, else None.
 
-    An artifact whose files were collected counts as existing, unless the call is to restore them.
+    An artifact whose files were collected counts as existing, unless the call is to restore them. The identity is that
+    of the call, for those who know it already.
     """
-    identity = find_stage(call.stage).identity(call)
+    identity = identity or find_stage(call.stage).identity(call)
     ref = store.lookup(identity, collected=not call.restore)
     return None if ref is None else Outcome(ref, True, 0.0, store.manifest(ref.stage, ref.key).metrics)
 
 
 def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable[[str], None] | None = None) -> Outcome:
     """Return the call's artifact, computing it if nobody has. Only one process computes a key at a time."""
-    stage = find_stage(call.stage)
-    identity = stage.identity(call)
-    if found := lookup(store, call):
+    identity = find_stage(call.stage).identity(call)
+    if found := lookup(store, call, identity):
         return found
     try:
         with store.lock(identity.key, on_wait):
-            if found := lookup(store, call):  # somebody finished it while we waited
+            if found := lookup(store, call, identity):  # somebody finished it while we waited
                 return found
             return _compute(store, call, identity, context)
     except Exception as problem:
@@ -59,7 +61,9 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
     try:
         # Only an update goes on training: nobody else reads a version's moments, two thirds of its bytes.
         unread = "" if call.stage == "update" else TRAINING
-        with store.reading(call.artifacts.values(), apart_from=unread):
+        with ExitStack() as held:
+            with span("inputs", "inputs"):
+                held.enter_context(store.reading(call.artifacts.values(), apart_from=unread))
             result = stage.run(
                 call.artifacts,
                 call.config,
@@ -80,7 +84,8 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             peak_memory_bytes=highest.host_bytes,
             peak_device_bytes=highest.device_bytes,
         )
-        ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
+        with span("publish", "publish"):
+            ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
     except ContractError as problem:
         shutil.rmtree(staged, ignore_errors=True)
         raise ContractError(f"{call.label}: {problem}") from problem

@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 # Tests that wait for processes, servers and signals, or that give something a time limit.
 SENSITIVE = (
     "tests/chaos/test_processes.py",
-    "tests/flow/test_lost_runs.py",
     "tests/flow/test_notify.py",
     "tests/flow/test_servers_away.py",
     "tests/flow/test_workers.py",

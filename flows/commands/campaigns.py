@@ -27,6 +27,16 @@ def run(
             "After an interruption, the same command continues to the same goal.",
         ),
     ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Write a trace of what every process did, for ui.perfetto.dev or speedscope."),
+    ] = False,
+    profile_ops: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile-ops", metavar="STAGE", help="With torch's operations in this stage's second call; repeatable."
+        ),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Run a campaign, or resume it: stages whose artifacts exist are not run again."""
@@ -35,7 +45,9 @@ def run(
     from flows.views.summary import show_summary
 
     console = Console()
-    campaign, place = load_config(config, CampaignConfig, set_ or ()), Home.find(home)
+    asked = ["runtime.profile=true"] if profile or profile_ops else []
+    asked += [f"runtime.profile_ops=[{', '.join(profile_ops)}]"] if profile_ops else []
+    campaign, place = load_config(config, CampaignConfig, [*(set_ or ()), *asked]), Home.find(home)
     if more is not None:
         campaign = with_goal(campaign, place, more, console.print)
     show_summary(console, launch(campaign, place, console))

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _reported: set[Path] = set()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the record: a finished stage call and the key of its artifact."""
 

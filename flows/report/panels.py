@@ -6,6 +6,7 @@ from functools import partial
 from itertools import groupby
 
 from flows.record.history import History, Points, by_step, smooth
+from flows.report.profile import PROFILE_NOTE, Rows, rows_of_profile
 
 # Of a line; more cannot be distinguished on a screen.
 MOST_POINTS = 240
@@ -63,7 +64,7 @@ class Bars:
     title: str
     note: str
     # A label and its parts (agent, seconds); agent -1 is what belongs to no agent.
-    rows: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
+    rows: Rows
     names: tuple[str, ...]
 
 
@@ -338,6 +339,8 @@ def _time(history: History) -> Iterator[Panel]:
     if rows:
         note = "Seconds of all iterations and evaluations; stages of different agents run side by side."
         yield Bars("stages", "Time by stage", note, rows, tuple(history.agents))
+    if profiled := rows_of_profile(history):
+        yield Bars("profile", "What the processes did", PROFILE_NOTE, profiled, tuple(history.agents))
     yield from _kept(
         Chart(
             "pace",

@@ -1,5 +1,6 @@
 """What happens while stages run, and who hears of it."""
 
+from hacrl_core.spans import Span
 from stages.spec import Outcome, StageCall
 
 
@@ -16,6 +17,9 @@ class Listener:
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """A stage has its artifact, computed now or found in the store."""
+
+    def stage_failed(self, call: StageCall, problem: BaseException) -> None:
+        """A stage that was started ended in an error; it may be tried again."""
 
     def iteration_finished(self, iteration: int) -> None:
         """Every agent has its next version."""
@@ -35,6 +39,9 @@ class Listener:
     def output(self, worker: str, line: str) -> None:
         """A line that a worker process or one of its children printed."""
 
+    def spans(self, process: str, spans: list[Span]) -> None:
+        """What a process did, where the campaign is profiled."""
+
 
 class Listeners(Listener):
     """Several listeners as one; each is told in the order given."""
@@ -51,6 +58,11 @@ class Listeners(Listener):
         """Pass it on."""
         for listener in self._listeners:
             listener.stage_finished(call, outcome)
+
+    def stage_failed(self, call: StageCall, problem: BaseException) -> None:
+        """Pass it on."""
+        for listener in self._listeners:
+            listener.stage_failed(call, problem)
 
     def iteration_finished(self, iteration: int) -> None:
         """Pass it on."""
@@ -81,3 +93,8 @@ class Listeners(Listener):
         """Pass it on."""
         for listener in self._listeners:
             listener.output(worker, line)
+
+    def spans(self, process: str, spans: list[Span]) -> None:
+        """Pass it on."""
+        for listener in self._listeners:
+            listener.spans(process, spans)

@@ -10,6 +10,7 @@ from flows.run.worker import Worker, stop_workers
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.instructions import settle_instructions
+from hacrl_core.spans import span
 from stages.runner import run_stage
 from stages.spec import Context, Outcome, StageCall
 
@@ -105,4 +106,5 @@ def run_here(store: Store, call: StageCall, context: Context, listener: Listener
         progress=lambda done, total, note: listener.progress(call, done, total, note),
         warn=listener.warn,
     )
-    return run_stage(store, call, heard, lambda holder: listener.waiting(call, holder))
+    with span(call.label, "stage"):
+        return run_stage(store, call, heard, lambda holder: listener.waiting(call, holder))

@@ -21,6 +21,7 @@ from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
 from flows.run.notices import Notifier
+from flows.run.profile import Tracer
 from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
 from flows.run.session import ALL_AGENTS, Party, run_in_session
@@ -139,14 +140,16 @@ def execute(campaign: OpenCampaign) -> Counts:
         # Prefect takes seconds to import; a campaign that is complete does without it.
         from flows.run.prefect_runner import PrefectRunner, run_as_flow
 
+        done: list[Counts] = []
         try:
-            return run_as_flow(
+            run_as_flow(
                 campaign.config,
                 campaign.home,
-                lambda: run_stages(campaign, PrefectRunner),
+                lambda: done.append(run_stages(campaign, PrefectRunner)),
                 campaign.display.say,
                 shared=not server.temporary,
             )
+            return done[0]
         except HacrlError:
             raise
         except Exception:
@@ -156,8 +159,9 @@ def execute(campaign: OpenCampaign) -> Counts:
             if not server.answers():
                 forget_events()
         if not server.died:
-            campaign.display.warn("Prefect's server is gone; the campaign goes on without it, and nothing is lost")
-        return run_rest(campaign, begun)
+            then = "is complete" if done else "goes on without it"
+            campaign.display.warn(f"Prefect's server is gone; the campaign {then}, and nothing is lost")
+        return done[0] if done else run_rest(campaign, begun)
 
 
 def run_rest(campaign: OpenCampaign, begun: float) -> Counts:
@@ -173,9 +177,17 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
     campaign.record.begin_pass()
     campaign.display.begin_pass()
     try:
-        with raise_on_signals(), _logged(campaign, counter), tracking(campaign) as tracker, campaign.display:
+        with (
+            raise_on_signals(),
+            _logged(campaign, counter),
+            tracking(campaign) as tracker,
+            campaign.display,
+            _profiled(campaign) as tracer,
+        ):
             shown = Listeners(campaign.display, campaign.log)
-            listener = Listeners(shown, counter, campaign.notifier, _AfterIteration(campaign, tracker, shown.warn))
+            listener = Listeners(
+                shown, counter, campaign.notifier, _AfterIteration(campaign, tracker, shown.warn), tracer
+            )
 
             exchange, party = campaign.exchange, ALL_AGENTS
             if exchange is not None:
@@ -325,6 +337,22 @@ def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
         raise
     counts, seconds = counter.counts(), time.monotonic() - begun
     campaign.log.write("end", f"complete: {counts.ran} stages ran, {counts.cached} from the store, {seconds:.1f} s")
+
+
+@contextmanager
+def _profiled(campaign: OpenCampaign) -> Iterator[Listener]:
+    """Write a trace of the run where the config asks for one, and say where it is."""
+    if not campaign.config.runtime.profile:
+        yield Listener()
+        return
+    tracer = Tracer(campaign.record.folder)
+    try:
+        yield tracer
+    finally:
+        tracer.close()
+        campaign.display.say(
+            f"profile: {tracer.path} (open it in ui.perfetto.dev or speedscope.app; hacrl report sums it up)"
+        )
 
 
 def _refuse_faults(campaign: OpenCampaign) -> None:

@@ -49,6 +49,8 @@ class Placement:
     own_code: bool = False  # whether the agent's checkpoint may run Python code of its own
     processes: int = 1  # that share the call: ranks of an update, replicas of an engine
     needs_torch: bool = True  # checking answers does not: its process starts sooner and is small
+    profile: bool = False  # whether the process reports what it did
+    profile_ops: tuple[str, ...] = ()  # the stages of which torch's operations are reported too
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,13 @@ def placements_of(config: CampaignConfig) -> dict[str, Placement]:
     """Each agent's placement, as the campaign's config says it."""
     return {
         name: Placement(
-            agent.device, agent.gpus, agent.attention, config.runtime.threads_per_agent, own_code=agent.own_code
+            agent.device,
+            agent.gpus,
+            agent.attention,
+            config.runtime.threads_per_agent,
+            own_code=agent.own_code,
+            profile=config.runtime.profile,
+            profile_ops=config.runtime.profile_ops,
         )
         for name, agent in config.agents.items()
     }

@@ -1,38 +1,21 @@
-"""The campaign as a Prefect flow: one flow per campaign, a task per stage that has to run.
-
-Tasks pass references, never data. Calls whose artifacts exist share one task in the state Cached: a lookup costs a
-millisecond, a task run twenty.
-"""
+"""The campaign as a Prefect flow: one flow run per campaign, whose stages run in threads and are shown as bars."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from threading import Lock
 from typing import Any, TypeVar
 
-import httpx
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import CrashedRun, MissingResult, UnfinishedRun
-from prefect.futures import PrefectFuture
-from prefect.states import Completed
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect import flow
 
 from flows.home import Home
 from flows.record.record import Record
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
-from flows.run.runner import THREADS, Done, StageRunner
-from flows.scheduling.pages import CachedStages, PrefectView
+from flows.run.runner import ThreadRunner
+from flows.scheduling.pages import PrefectView
 from flows.scheduling.slots import held_slots
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.errors import ProcessDiedError
-from stages.spec import Handle, Outcome, StageCall
 
-# What Prefect raises when it lost a run, as opposed to a stage that failed: its server forgot, refused or was too slow.
-LOST = (UnfinishedRun, CrashedRun, MissingResult, httpx.HTTPError)
 T = TypeVar("T")
 
 
@@ -47,8 +30,6 @@ def run_as_flow(
     @flow(
         name="campaign",
         flow_run_name=f"{config.name} to iteration {config.iterations}",
-        # Prefect's types disagree: the runner's kind of future is not the decorator's.
-        task_runner=ThreadPoolTaskRunner(max_workers=THREADS),  # type: ignore[arg-type]
         persist_result=False,
     )
     def campaign_flow(config: dict[str, Any], home: str) -> T:
@@ -59,39 +40,12 @@ def run_as_flow(
     return campaign_flow(config.model_dump(mode="json"), str(home.root))
 
 
-@dataclass
-class InTask:
-    """A call under way as a Prefect task.
+class PrefectRunner(ThreadRunner):
+    """Runs stages in threads and keeps Prefect's pages of the flow it is used in up to date.
 
-    The store is the truth: where Prefect loses the run, the call runs without it.
+    Stages are no tasks of Prefect's: a task run costs its server and this process more than a short stage costs, and a
+    server that loses a run could not lose a stage. ``flows/scheduling/timeline.py`` says what the run page shows.
     """
-
-    call: StageCall
-    future: PrefectFuture[Outcome]
-    perform: Callable[[], Outcome]
-    _without_prefect: Outcome | None = None
-    _lock: Lock = field(default_factory=Lock)
-
-    def outcome(self) -> Outcome:
-        """Wait for the task; raises what the stage raised."""
-        try:
-            return self.future.result()
-        except LOST:
-            with self._lock:  # several stages may wait for this one
-                self._without_prefect = self._without_prefect or self.perform()
-                return self._without_prefect
-
-    def done(self) -> bool:
-        """Whether the task run has ended."""
-        return self.future.state.is_final()
-
-    def failed(self) -> bool:
-        """Whether the task run has ended in an error."""
-        return self.future.state.is_failed() or self.future.state.is_crashed()
-
-
-class PrefectRunner(StageRunner):
-    """Submits stages as tasks of the flow it is used in, and keeps Prefect's pages up to date."""
 
     def __init__(
         self,
@@ -103,69 +57,9 @@ class PrefectRunner(StageRunner):
         retries: int = 0,
     ) -> None:
         self._view = PrefectView(store, record, listener.warn)
-        self._cached = CachedStages(_submit_cached)
-        self._campaign = record.config.name
         super().__init__(store, executor, Listeners(listener, self._view), record, watch, retries)
 
-    def submit(self, call: StageCall) -> Handle:
-        """Return a handle at once; calls found in the store are gathered into one task."""
-        handle = super().submit(call)
-        if isinstance(handle, Done):
-            self._cached.add(call)
-        return handle
-
-    def finish(self) -> None:
-        """Wait for the last stages and for the pages."""
-        super().finish()
-        self._cached.flush()
-        self._view.close()
-
-    def _schedule(self, call: StageCall) -> InTask:
-        self._cached.flush()
-        waits = [item.future for item in call.inputs.values() if isinstance(item, InTask)]
-        run_one = stage_task.with_options(
-            name=call.stage,
-            task_run_name=f"{self._campaign}: {call.label}",
-            retries=self.retries,
-            retry_delay_seconds=[0.5 * 2**attempt for attempt in range(self.retries)] or 0,
-            retry_condition_fn=_if_worker_died(self.listener.warn),
-        )
-        perform = partial(self.perform, call)
-        future: PrefectFuture[Outcome] = run_one.submit(perform, wait_for=waits)  # type: ignore[call-overload]
-        return InTask(call, future, perform)
-
-
-@task(persist_result=False, cache_policy=NO_CACHE)
-def stage_task(perform: Callable[[], Outcome]) -> Any:
-    """Run one stage. One that was in the store after all, once its inputs were known, is shown as cached."""
-    outcome = perform()
-    return Completed(name="Cached", message="found in the store", data=outcome) if outcome.cached else outcome
-
-
-@task(name="from the store", persist_result=False, cache_policy=NO_CACHE)
-def cached_task(stages: list[str]) -> Any:
-    """Show stages that were found in the store."""
-    return Completed(name="Cached", message="found in the store")
-
-
-def _submit_cached(name: str, stages: list[str]) -> None:
-    cached_task.with_options(task_run_name=name).submit(stages)
-
-
-def _if_worker_died(warn: Callable[[str], None]) -> Callable[[Any, Any, Any], bool]:
-    """Return Prefect's question whether to retry: what a new process may finish, and nothing else.
-
-    Prefect asks while tries are left, and only a plain function (a method would never be called).
-    """
-
-    def worker_died(task: Any, run: Any, state: Any) -> bool:
-        try:
-            state.result()
-        except ProcessDiedError as problem:
-            warn(f"{problem}; trying again")
-            return True
-        except Exception:
-            return False
-        return False
-
-    return worker_died
+    def end(self, *, complete: bool) -> None:
+        """End the pages too."""
+        super().end(complete=complete)
+        self._view.close(complete=complete)

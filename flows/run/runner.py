@@ -2,11 +2,13 @@
 
 A call whose artifact exists is answered at once. Where a stage needs files that are no longer there (evicted by a keep
 policy, or damaged since), the stages that made them run again first. How calls are scheduled is the business of a
-subclass: one after the other, in threads, or as Prefect tasks (``prefect_runner.py``).
+subclass: one after the other, or in threads.
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
@@ -24,6 +26,8 @@ from stages.spec import Handle, Outcome, StageCall, find_stage
 
 # How often an evaluation that was put off looks whether something failed.
 DEFERRED_SECONDS = 0.5
+# Before a call whose process died is tried again; twice as long before each further try.
+FIRST_RETRY_SECONDS = 0.5
 # Threads wait for their call's inputs, and calls are submitted inputs first: with enough threads none can starve
 # another.
 THREADS = 256
@@ -39,8 +43,11 @@ class Pending(Handle, Protocol):
     def failed(self) -> bool:
         """Whether it has ended in an error."""
 
+    def settle(self) -> None:
+        """Let go of the calls that made the inputs, and of the metrics: called once the call has ended well."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Done:
     """A call whose outcome is known."""
 
@@ -58,6 +65,10 @@ class Done:
     def failed(self) -> bool:
         """Never."""
         return False
+
+    def settle(self) -> None:
+        """Keep artifacts in place of handles."""
+        self.call, self.value = self.call.bound(), replace(self.value, metrics={})
 
 
 @dataclass
@@ -105,6 +116,11 @@ class StageRunner(ABC):
         self._executor = executor
         self._watch = watch or Watch()
         self._pending: list[Pending] = []
+        # Handles whose calls still hold the handles of their inputs.
+        self._unsettled: list[Pending] = []
+        # Walks the campaign through the store to an artifact that was made by calls we have let go of.
+        # Without it nothing is let go of.
+        self.find_maker: Callable[[ArtifactRef], Handle | None] | None = None
         # Agents whose benchmarks do not run between a score and the update that follows it.
         self.deferring: frozenset[str] = frozenset()
         self.ending = False
@@ -119,9 +135,12 @@ class StageRunner(ABC):
             if found := look_up(self.store, self.record, bound):
                 self._finished(bound, found)
                 self._has_learned(call)
-                return Done(call, found)
+                known = Done(call, found)
+                self._unsettled.append(known)
+                return known
         handle = self._schedule(call)
         self._pending.append(handle)
+        self._unsettled.append(handle)
         return handle
 
     @abstractmethod
@@ -131,13 +150,31 @@ class StageRunner(ABC):
     def iteration_done(self, iteration: int) -> None:
         """Raise what a finished stage raised, and tell the listeners of the iteration."""
         self._pending = [handle for handle in self._pending if not _settled(handle)]
+        self._let_go(iteration)
         self.listener.iteration_finished(iteration)
+
+    def _let_go(self, iteration: int) -> None:
+        """Forget how the artifacts of finished iterations came about, or memory would grow with every iteration."""
+        if self.find_maker is None:
+            return
+        left = []
+        for handle in self._unsettled:
+            ended = handle.done() and not handle.failed()
+            if ended and (handle.call.iteration is None or handle.call.iteration <= iteration):
+                handle.settle()
+            else:
+                left.append(handle)
+        self._unsettled = left
 
     def finish(self) -> None:
         """Wait for the calls that nothing else waits for: the last evaluations."""
         for handle in self._pending:
             handle.outcome()
         self._pending.clear()
+
+    def end(self, *, complete: bool) -> None:
+        """Called once no stage runs any more; ``complete`` unless an error or a signal ended the campaign."""
+        self.ending = True
 
     def first_failure(self) -> HacrlError | None:
         """Return the error that came first: a stage whose input failed never starts, and only says that it did not."""
@@ -168,7 +205,12 @@ class StageRunner(ABC):
         if bound.stage == "score" and bound.agent in self.deferring:
             self._learning.add((bound.agent, bound.iteration))
         self.listener.stage_started(bound, self.record.why(self.store, bound) if self.record else [])
-        outcome = self._run_with_inputs(call, bound)
+        try:
+            outcome = self._run_with_inputs(call, bound)
+        except Exception as problem:
+            if not isinstance(problem, Stopped):
+                self.listener.stage_failed(bound, problem)
+            raise
         self._finished(bound, outcome)
         return outcome
 
@@ -209,9 +251,14 @@ class StageRunner(ABC):
         waiting = [call]
         while waiting:  # a loop and no recursion: a chain of versions may be thousands long
             user = waiting.pop()
-            for item in user.inputs.values():
+            for given in user.inputs.values():
+                item = given
                 if isinstance(item, ArtifactRef):
-                    continue
+                    whole = self.find_maker is None or self.store.is_whole(item)
+                    maker = None if whole or self.find_maker is None else self.find_maker(item)
+                    if maker is None:
+                        continue
+                    item = maker
                 ref = item.outcome().ref
                 if item.call.label not in makers and not self.store.is_whole(ref):
                     makers[item.call.label] = (item.call, ref.digest)
@@ -220,8 +267,8 @@ class StageRunner(ABC):
                     order.add(user.label, item.call.label)
         made: dict[str, ArtifactRef] = {}
         for label in (found for found in order.static_order() if found in makers):
-            maker, digest_before = makers[label]
-            again = replace(maker.bound(), restore=True)
+            lost, digest_before = makers[label]
+            again = replace(lost.bound(), restore=True)
             self.listener.stage_started(again, ["its files are needed again"])
             ref = made[label] = self._executor.run(again, self.listener).ref
             if ref.digest != digest_before:
@@ -254,7 +301,7 @@ class InlineRunner(StageRunner):
         return Done(call, self.perform(call))
 
 
-@dataclass(frozen=True)
+@dataclass
 class InThread:
     """A call under way in a thread of this process."""
 
@@ -273,9 +320,15 @@ class InThread:
         """Whether the thread has ended in an error."""
         return self.future.done() and self.future.exception() is not None
 
+    def settle(self) -> None:
+        """Keep artifacts in place of handles."""
+        ended: Future[Outcome] = Future()
+        ended.set_result(replace(self.future.result(), metrics={}))
+        self.call, self.future = self.call.bound(), ended
+
 
 class ThreadRunner(StageRunner):
-    """Runs calls in threads that wait for their inputs. It stands in where there is no Prefect server."""
+    """Runs calls in threads that wait for their inputs."""
 
     _threads: ThreadPoolExecutor | None = None
 
@@ -285,11 +338,12 @@ class ThreadRunner(StageRunner):
         return InThread(call, self._threads.submit(self._perform_with_retries, call))
 
     def _perform_with_retries(self, call: StageCall) -> Outcome:
-        for _ in range(self.retries):
+        for attempt in range(self.retries):
             try:
                 return self.perform(call)
             except ProcessDiedError as problem:
                 self.listener.warn(f"{problem}; trying again")
+                time.sleep(FIRST_RETRY_SECONDS * 2**attempt)
         return self.perform(call)
 
 

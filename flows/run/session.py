@@ -3,7 +3,7 @@ eval``.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,11 +14,12 @@ from flows.run.divergence import Watch
 from flows.run.events import Listener
 from flows.run.executors import Executor
 from flows.run.placement import deferring_agents
-from flows.run.runner import StageRunner, first_error
+from flows.run.runner import CacheMiss, Done, StageRunner, first_error, look_up
 from flows.stage_calls import StageCalls
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ContentChangedError
+from stages.spec import Handle, Outcome, StageCall, find_stage
 
 R = TypeVar("R", bound=StageRunner)
 
@@ -53,6 +54,45 @@ def open_session(runner: R, executor: Executor) -> Iterator[R]:
     finally:
         runner.ending = True
         executor.close(now=not complete)
+        runner.end(complete=complete)
+
+
+@dataclass
+class Retrace:
+    """Walks a campaign through the store again to find the call that made an artifact, and how its inputs were made.
+
+    ``wanted`` is taken as made even where nothing is left of it.
+    """
+
+    store: Store
+    record: Record
+    wanted: ArtifactRef
+    found: Done | None = None
+
+    def submit(self, call: StageCall) -> Done:
+        """Look the call up; the walk ends at the artifact that is wanted, or where the store ends."""
+        bound = call.bound()
+        known = look_up(self.store, self.record, bound)
+        key = find_stage(bound.stage).identity(bound).key if known is None else known.ref.key
+        if key == self.wanted.key:
+            self.found = Done(call, known or Outcome(self.wanted, True, 0.0, {}))
+            raise CacheMiss(bound.label)
+        if known is None:
+            raise CacheMiss(bound.label)
+        return Done(call, known)
+
+    def iteration_done(self, iteration: int) -> None:
+        """Nobody has to be told."""
+
+
+def find_maker(
+    config: CampaignConfig, calls: StageCalls, store: Store, record: Record, ref: ArtifactRef
+) -> Handle | None:
+    """Return a handle on an artifact of the campaign, with the calls that led to it; None if it is not one of them."""
+    walk = Retrace(store, record, ref)
+    with suppress(CacheMiss):
+        run_campaign(config, calls, walk)
+    return walk.found
 
 
 def run_in_session(
@@ -75,6 +115,9 @@ def run_in_session(
         watch = Watch(config.divergence, listener.warn, listener.collapsed)
         runner = kind(store, executor, listener, record, watch, config.runtime.retries)
         runner.deferring = deferring_agents(config)
+        # A party's walk waits for others, so it keeps what it may need again.
+        if party is ALL_AGENTS:
+            runner.find_maker = lambda ref: find_maker(config, calls, store, record, ref)
         try:
             with open_session(runner, executor):
                 run_campaign(config, calls, party.over(runner), party.membership)

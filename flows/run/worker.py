@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
@@ -23,6 +24,8 @@ from flows.run.signals import die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from hacrl_core.instructions import settle_instructions
+from hacrl_core.operations import operations
+from hacrl_core.spans import RECORDER, span
 from stages.runner import run_stage
 from stages.spec import Context, StageCall
 
@@ -37,6 +40,7 @@ REMEDIES = {
     "adopt": "start from a smaller model or give the machine more memory: adopting holds all its weights in float32",
     "warmstart": "make the warm start's model or its batch_size smaller",
 }
+PROFILED_CALL = 2  # of a stage whose operations are asked for: its first call in a process warms up
 STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
@@ -101,6 +105,8 @@ class Worker:
                     raise value
                 if kind == "warn":
                     listener.warn(value)
+                elif kind == "spans":
+                    listener.spans(self.name, value)
                 elif isinstance(call, StageCall) and kind == "progress":
                     listener.progress(call, *value)
                 elif isinstance(call, StageCall) and kind == "waiting":
@@ -278,10 +284,18 @@ def _serve(
         device=prepare_torch(place) if place.needs_torch else "cpu",
         attention=place.attention,
     )
+    RECORDER.on = place.profile
+    met: Counter[str] = Counter()
     try:
         while True:
             call = pipe.recv()
-            pipe.send(_answer(store, call, context, pipe))
+            stage = call.stage if isinstance(call, StageCall) else ""
+            met[stage] += 1
+            with operations() if stage in place.profile_ops and met[stage] == PROFILED_CALL else nullcontext():
+                answer = _answer(store, call, context, pipe)
+            if place.profile:
+                pipe.send(("spans", RECORDER.take()))
+            pipe.send(answer)
     except (EOFError, OSError):
         pass
     finally:
@@ -294,7 +308,8 @@ def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connec
     try:
         if not isinstance(call, StageCall):
             return "done", call.perform(store, context)
-        return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
+        with span(call.label, "stage"):
+            return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
     except HacrlError as problem:
         return "error", problem
     except Exception as problem:  # the parent shows one line; the log keeps the traceback

@@ -27,12 +27,14 @@ from typing import Any
 from flows.home import Home
 from flows.run.signals import die_with_parent
 from flows.servers.access import answer_only_to, own_origins
-from flows.servers.state import running_prefect_url
+from flows.servers.state import BOUNDED, running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 from hacrl_core.config.addresses import without_userinfo
 
 STARTUP_SECONDS = 180
 _NAMES = ("127.0.0.1", "localhost")
+# Set when this process's temporary server died and the user was told: its pages need not tell it again.
+told_gone = threading.Event()
 # The user's server, of which a temporary one must know nothing.
 _USERS_SERVER = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE")
 _CHANGED_VARIABLES = (*_USERS_SERVER, "PREFECT_HOME", "PREFECT_LOGGING_TO_API_ENABLED")
@@ -103,11 +105,13 @@ def _temporary_server(home: Home, warn: Callable[[str], None]) -> Iterator[Serve
     os.environ["PREFECT_API_AUTH_STRING"] = credentials
     process = start_process(port, log, PREFECT_SERVER_API_AUTH_STRING=credentials)
     ending = threading.Event()
+    told_gone.clear()
 
     def watch() -> None:
         process.wait()
         if not ending.is_set():
             server.died = True
+            told_gone.set()
             warn(f"Prefect's server is gone ({log}); the campaign goes on without it, and nothing is lost")
             forget_events()
 
@@ -196,7 +200,7 @@ def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen
             stdin=subprocess.DEVNULL,
             # Ctrl-C in the terminal is for the campaign; the server ends after it.
             start_new_session=True,
-            env={**os.environ, **quiet, **environment},
+            env={**BOUNDED, **os.environ, **quiet, **environment},
         )
 
 

@@ -1,10 +1,13 @@
-"""What Prefect's pages show of a campaign: its progress, a table of its agents, a summary at the end, cached stages.
+"""What Prefect's pages show of a campaign: its timeline and log, its progress, a table of its agents, a summary.
 
 All of it goes through a thread, so the campaign never waits for a page. A Prefect artifact has one key per campaign and
-is updated in place, so that a run of a thousand iterations leaves one of each.
+is updated in place, so that a run of a thousand iterations leaves one of each. The bars of the timeline are task runs
+of the flow run. Prefect records a task run from the events that its client sends, so a bar costs two events and the
+server runs nothing.
 """
 
 import base64
+import contextvars
 import json
 import queue
 import re
@@ -12,22 +15,29 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from flows.record.history import History, last
 from flows.record.record import Record
 from flows.report.charts import draw_learning_curves
-from flows.run.events import Listener
+from flows.run.events import Listener, Listeners
+from flows.scheduling.api import told_gone
+from flows.scheduling.tally import Tally
+from flows.scheduling.timeline import BarState, LogLine, Timeline
 from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
-from stages.spec import StageCall
+from stages.spec import Outcome, StageCall
 
 # The end of a campaign waits no longer than this for its pages.
 PATIENCE_SECONDS = 20.0
-UPDATE_SECONDS = 3.0
-# Of stages in one task's parameters.
-MAX_LABELS = 200
+UPDATE_SECONDS = 5.0
+# How often bars and lines are sent.
+SEND_SECONDS = 1.0
+# A campaign that fails or is stopped waits no longer than this for its pages.
+STOP_SECONDS = 2.0
 
 
 def key(campaign: str, what: str) -> str:
@@ -49,25 +59,51 @@ class PrefectView(Listener):
         self._warn = warn
         self._config = record.config
         self._flow_run = flow_run.id
+        # Of the thread that sends.
+        self._client: Any = None
         # Key → id of the Prefect artifact.
         self._known: dict[str, Any] = {}
         self._pending = False
         self._shown = float("-inf")
         self._lock = threading.Lock()
+        self._timeline = Timeline()
+        self._tally = Tally(self._config)
+        self._heard = Listeners(self._timeline, self._tally)
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name="prefect view", daemon=True)
+        # The events name the flow run of the context that they are sent from.
+        inside = contextvars.copy_context()
+        self._thread = threading.Thread(target=inside.run, args=(self._serve,), name="prefect view", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Show the summary of a complete campaign; one that fails leaves the pages as they were."""
-        self._queue.put(self._show_summary)
+    def close(self, *, complete: bool) -> None:
+        """End the timeline; show the summary of a complete campaign. One that fails leaves the pages as they were."""
+        self._timeline.end(complete=complete)
+        if complete:
+            self._queue.put(self._show_summary)
         self._queue.put(None)
-        self._thread.join(PATIENCE_SECONDS)
+        self._thread.join(PATIENCE_SECONDS if complete else STOP_SECONDS)
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
+    def stage_started(self, call: StageCall, why: list[str]) -> None:
+        """Add it to the timeline and to what is counted."""
+        self._heard.stage_started(call, why)
+
+    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
+        """Add it to the timeline and to what is counted."""
+        self._heard.stage_finished(call, outcome)
+
+    def stage_failed(self, call: StageCall, problem: BaseException) -> None:
+        """Add it to the timeline and to what is counted."""
+        self._heard.stage_failed(call, problem)
+
+    def warn(self, message: str) -> None:
+        """Write it into the page's log."""
+        self._heard.warn(message)
+
     def iteration_finished(self, iteration: int) -> None:
         """Show the progress, at most every few seconds; what comes sooner is shown with the next, or at the end."""
+        self._heard.iteration_finished(iteration)
         with self._lock:
             if self._pending or time.monotonic() - self._shown < UPDATE_SECONDS:
                 return
@@ -78,77 +114,106 @@ class PrefectView(Listener):
         with self._lock:
             self._pending = False
             self._shown = time.monotonic()
-        history = self._history()
-        left = history.seconds_left()
+        left = self._tally.seconds_left(done)
         told = f"Campaign {self._config.name}: iteration {done} of {self._config.iterations}"
         told += f", {clock(left)} left" if left and done < self._config.iterations else ""
         self._put("progress", "progress", 100.0 * done / self._config.iterations, told)
-        self._put("agents", "table", _rows(history), f"Agents of {self._config.name} after {done} iterations")
+        self._put("agents", "table", self._tally.rows(), f"Agents of {self._config.name} after {done} iterations")
 
     def _show_summary(self) -> None:
-        history = self._history()
+        history = History(self._config, self._store, self._record.entries())
         self._show_progress(history.done)
         self._put("summary", "markdown", _markdown(history), f"Summary of {self._config.name}")
-
-    def _history(self) -> History:
-        return History(self._config, self._store, self._record.entries())
 
     # -- Prefect ---------------------------------------------------------------------------------------------------
 
     def _put(self, what: str, kind: str, data: Any, description: str) -> None:
-        from prefect.client.orchestration import get_client
         from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
         name = key(self._config.name, what)
         text = data if isinstance(data, str | float) else json.dumps(data)
-        with get_client(sync_client=True) as client:
-            if name in self._known:
-                client.update_artifact(self._known[name], ArtifactUpdate(data=text, description=description))
-            else:
-                made = client.create_artifact(
-                    ArtifactCreate(key=name, type=kind, description=description, data=text, flow_run_id=self._flow_run)
-                )
-                self._known[name] = made.id
+        if name in self._known:
+            self._client.update_artifact(self._known[name], ArtifactUpdate(data=text, description=description))
+        else:
+            made = self._client.create_artifact(
+                ArtifactCreate(key=name, type=kind, description=description, data=text, flow_run_id=self._flow_run)
+            )
+            self._known[name] = made.id
+
+    def _send(self, states: list[BarState], lines: list[LogLine]) -> None:
+        """Send bars as events and lines as logs of the flow run."""
+        for state in states:
+            _emit(state, self._flow_run)
+        if lines:
+            self._client.create_logs([_log(line, self._flow_run) for line in lines])
 
     def _serve(self) -> None:
+        from prefect.client.orchestration import get_client
+
         try:
-            while (work := self._queue.get()) is not None:
-                work()
+            # One client for all of it: making one reads certificates and costs more than a request.
+            with get_client(sync_client=True) as self._client:
+                self._work()
         except Exception as problem:
+            if told_gone.is_set():
+                return
             first = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
             self._warn(f"Prefect's pages are not up to date ({first}); the campaign goes on")
 
-
-class CachedStages:
-    """Shows stages found in the store as tasks in the state Cached.
-
-    Many stages share one task, because a task run costs more than a lookup.
-    """
-
-    def __init__(self, submit: Callable[[str, list[str]], None]) -> None:
-        # Takes the task's name and the labels of its stages.
-        self._submit = submit
-        self._waiting: list[StageCall] = []
-
-    def add(self, call: StageCall) -> None:
-        """Note a stage for the next task."""
-        self._waiting.append(call)
-
-    def flush(self) -> None:
-        """Submit the noted stages as one task; called before a stage runs, and at the end."""
-        found = self._waiting
-        self._waiting = []
-        if found:
-            self._submit(_name(found), [call.label for call in found[:MAX_LABELS]])
+    def _work(self) -> None:
+        work: Callable[[], None] | None = _nothing
+        while work is not None:
+            self._send(*self._timeline.take())
+            try:
+                work = self._queue.get(timeout=SEND_SECONDS)
+            except queue.Empty:
+                work = _nothing
+            if work is not None:
+                work()
+        self._send(*self._timeline.take())
 
 
-def _name(found: list[StageCall]) -> str:
-    if len(found) == 1:
-        return found[0].label
-    numbers = sorted({call.iteration for call in found if call.iteration is not None})
-    where = f" #{numbers[0]}" if numbers else ""
-    where += f" to #{numbers[-1]}" if len(numbers) > 1 else ""
-    return f"{len(found)} stages from the store{where}"
+def _nothing() -> None:
+    pass
+
+
+def _emit(bar: BarState, flow_run: str | None) -> None:
+    """Tell Prefect of a bar's new state, as its own task engine tells of a task run's."""
+    from prefect.client.schemas.objects import State, StateType, TaskRun
+    from prefect.utilities.engine import emit_task_run_state_change_event
+
+    kind = StateType.COMPLETED if bar.state == "Cached" else StateType[bar.state.upper()]
+    state: State[None] = State(type=kind, name=bar.state, timestamp=_moment(bar.at), message=bar.message or None)
+    ended = None if bar.state == "Running" else _moment(bar.at)
+    run = TaskRun(
+        id=bar.id,
+        name=bar.name,
+        flow_run_id=None if flow_run is None else UUID(flow_run),
+        task_key=bar.kind,
+        dynamic_key=str(bar.id),
+        run_count=1,
+        start_time=_moment(bar.began),
+        expected_start_time=_moment(bar.began),
+        end_time=ended,
+        total_run_time=timedelta(seconds=bar.at - bar.began),
+        state=state,
+    )
+    emit_task_run_state_change_event(run, None, state)
+
+
+def _log(line: LogLine, flow_run: str | None) -> dict[str, Any]:
+    return {
+        "name": "hacrl",
+        "level": line.level,
+        "message": line.text,
+        "timestamp": _moment(line.at).isoformat(),
+        "flow_run_id": flow_run,
+        "task_run_id": None if line.bar is None else str(line.bar),
+    }
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _rows(history: History) -> list[dict[str, Any]]:

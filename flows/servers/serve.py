@@ -24,7 +24,7 @@ from flows.servers.access import (
     require_credentials,
 )
 from flows.servers.processes import child_processes, wait_for_exit
-from flows.servers.state import POOL, client_host
+from flows.servers.state import BOUNDED, POOL, client_host
 from hacrl_core.errors import HacrlError
 
 # The supervisor waits 20 seconds for the worker.
@@ -101,6 +101,7 @@ def prefect_settings(port: int, names: list[str], credentials: str | None) -> di
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
         "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "60",
         "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
+        **BOUNDED,
         **({"PREFECT_SERVER_API_AUTH_STRING": credentials} if credentials else {}),
         # Services inside the server call its API.
         **client_environment(credentials),

@@ -17,6 +17,13 @@ from flows.servers.processes import Process
 
 NAMES = ("prefect", "mlflow", "worker")
 POOL = "hacrl"
+# Keeps a server's database bounded: events make most of it, and nothing reads them after the run. Flow runs go with
+# their task runs and logs; the campaigns themselves are in the store.
+BOUNDED = {
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 24 * 3600),
+}
 # The server answers, and wants credentials that this shell does not have.
 _UNAUTHORIZED = "401"
 # The worker sends a heartbeat every ten seconds.

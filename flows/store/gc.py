@@ -18,7 +18,7 @@ from rich.table import Table
 
 from flows.home import Home
 from flows.record.history import History
-from flows.record.record import Entry, Record, is_running, read_campaign
+from flows.record.record import ORIGINS, Entry, Record, is_running, read_campaign
 from flows.store.pins import read_pins
 from flows.store.survey import read_versions, recorded_campaigns, running_sweeps, survey, survey_campaign
 from flows.views.text import size_text
@@ -32,6 +32,8 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ArtifactError, NewerArtifactError
 
+# Collecting takes at most one part in so many of a campaign's time.
+COLLECT_SHARE = 50
 LEFTOVERS = {
     "damaged": "was set aside as damaged",
     "partial": "unfinished work of a stage that has been published since",
@@ -240,28 +242,36 @@ def _ranges(numbers: list[str]) -> str:
 def collector(home: Home, store: Store, record: Record, warn: Callable[[str], None]) -> Callable[[int], None]:
     """Return a function to call after each iteration; it collects the versions that the policy does not keep.
 
-    A campaign never fails because an old version could not be collected. It warns once.
+    A campaign never fails because an old version could not be collected. It warns once. Looking through the versions
+    takes longer the more there are, so iterations are left out where it would take more than a small part of the time;
+    the last one never is.
     """
     warned = False
+    next_at = 0.0
 
     def after(iteration: int) -> None:
-        nonlocal warned
+        nonlocal warned, next_at
+        if time.monotonic() < next_at and iteration + 1 < record.config.iterations:
+            return
+        begun = time.thread_time()
         try:
             collect_after_iteration(home, store, record.config, entries_until(record.entries(), iteration))
         except Exception as problem:
             if not warned:
                 warn(f"old versions could not be collected, the campaign goes on: {problem}")
             warned = True
+        next_at = time.monotonic() + COLLECT_SHARE * (time.thread_time() - begun)
 
     return after
 
 
 def entries_until(entries: list[Entry], iteration: int) -> list[Entry]:
-    """Return the entries without the versions of later iterations.
+    """Return the entries of versions and their evaluations, without the versions of later iterations.
 
     An agent that is ahead has such versions already. Others may still read its present one.
     """
-    return [e for e in entries if e.stage != "update" or e.iteration is None or e.iteration <= iteration]
+    told = (*ORIGINS, "evaluate")
+    return [e for e in entries if e.stage in told or (e.stage == "update" and (e.iteration or 0) <= iteration)]
 
 
 def collect_after_iteration(home: Home, store: Store, config: CampaignConfig, entries: list[Entry]) -> int:

@@ -23,6 +23,8 @@ TABLE = "rollouts.json"
 PARENT = ""
 # With this tag MLflow opens the experiment as training, not as chat.
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+# What generate counts, as metrics of its manifest.
+WRITTEN = ("responses", "tokens")
 # In the table of sample rollouts.
 _PROMPTS = 12
 
@@ -58,6 +60,8 @@ class Gallery:
         self._store = history.store
         self._entries = {finished.entry.label: finished.entry for finished in history.finished}
         self._inputs: set[tuple[str, str]] = set()
+        # Iteration → agent → when it was generated, responses, tokens.
+        self._wrote: dict[int, dict[str, tuple[float, ...]]] = {}
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Send new datasets, and the table of rollouts after an evaluation."""
@@ -121,14 +125,21 @@ class Gallery:
         fresh = {entry.iteration for entry in entries if entry.stage == "generate" and entry.iteration is not None}
         if not fresh:
             return
-        wrote = [(e, m) for e in self._entries.values() if e.stage == "generate" and (m := self._manifest(e))]
-        for iteration in sorted(fresh):
-            until = [(e, m) for e, m in wrote if e.iteration is not None and e.iteration <= iteration]
-            at = max((int(m.provenance.finished * 1000) for e, m in until if e.iteration == iteration), default=0)
-            for who, name in product((PARENT, *self._config.agents), ("responses", "tokens")):
-                own = [m.metrics.get(f"generate/{name}", 0.0) for e, m in until if who in (PARENT, e.agent)]
-                if own:
-                    yield who, Metric(f"cost/{name}", sum(own), at, iteration + 1)
+        for entry in entries if self._wrote else self._entries.values():
+            if entry.stage == "generate" and entry.iteration is not None and (manifest := self._manifest(entry)):
+                wrote = tuple(manifest.metrics.get(f"generate/{name}", 0.0) for name in WRITTEN)
+                at = int(manifest.provenance.finished * 1000)
+                self._wrote.setdefault(entry.iteration, {})[entry.agent] = (at, *wrote)
+        total: dict[tuple[str, str], float] = {}
+        for iteration in sorted(self._wrote):
+            for agent, (_, *counts) in self._wrote[iteration].items():
+                for who, (name, value) in product((PARENT, agent), zip(WRITTEN, counts, strict=True)):
+                    total[who, name] = total.get((who, name), 0.0) + value
+            # One that lacks an agent comes with that agent: each point is sent once.
+            if iteration in fresh and self._wrote[iteration].keys() >= set(self._config.present(iteration)):
+                latest = int(max(at for at, *_ in self._wrote[iteration].values()))
+                for (who, name), value in total.items():
+                    yield who, Metric(f"cost/{name}", value, latest, iteration + 1)
 
     # -- table, figures, report ------------------------------------------------------------------------------------
 

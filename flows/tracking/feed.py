@@ -27,6 +27,9 @@ from hacrl_core.errors import ConfigError, HacrlError
 PROBE_SECONDS = 3.0
 # A stopped campaign waits no longer than this.
 STOP_SECONDS = 5.0
+# Sending takes at most one part in so many of the campaign's time: short iterations are sent together.
+SEND_SHARE = 30
+MAX_PAUSE_SECONDS = 60.0
 FIRST_RETRY_SECONDS = 15.0
 MAX_RETRY_SECONDS = 300.0
 
@@ -68,8 +71,10 @@ class Tracker:
         self._warn = warn
         self._patience = patience
         self._uri = uri
-        self._queue: queue.Queue[Callable[[Projection], object] | None] = queue.Queue()
+        self._queue: queue.Queue[Callable[[Projection], object] | list[Entry] | None] = queue.Queue()
         self._pending: deque[Callable[[Projection], object]] = deque()
+        # Entries that wait to be sent together.
+        self._entries: list[Entry] = []
         self._status = "KILLED"
         self._pause = FIRST_RETRY_SECONDS
         self.projection: Projection | None = None
@@ -81,7 +86,7 @@ class Tracker:
     def log(self, entries: list[Entry]) -> None:
         """Send the metrics of these entries."""
         if entries:
-            self._queue.put(lambda projection: projection.log(entries))
+            self._queue.put(entries)
 
     def mark_complete(self, entries: list[Entry]) -> None:
         """Note on the campaign's run that MLflow has all of these entries."""
@@ -100,15 +105,19 @@ class Tracker:
             self._fail("slow to answer")
 
     def _serve(self) -> None:
-        # The runs appear in MLflow as soon as the campaign runs.
-        retry_at = self._try(time.monotonic())
+        # The runs appear in MLflow as soon as the campaign runs; what that cost holds nothing back.
+        failed = self._try(time.monotonic())
+        retry_at = time.monotonic() if self.problem is None else failed
         ending = False
         while not ending:
-            wait = max(0.0, retry_at - time.monotonic()) if self._pending else None
+            waits = self._pending or self._entries
             try:
-                work = self._queue.get(timeout=wait)
+                work = self._queue.get(timeout=max(0.0, retry_at - time.monotonic()) if waits else None)
                 ending = work is None
-                if work is not None:
+                if isinstance(work, list):
+                    self._entries += work
+                elif work is not None:
+                    self._gather()
                     self._pending.append(work)
             except queue.Empty:
                 pass
@@ -118,8 +127,16 @@ class Tracker:
             self._pending.append(lambda projection: projection.finish(self._status))
             self._try(retry_at)
 
+    def _gather(self) -> None:
+        """Make one batch of the entries that wait."""
+        entries, self._entries = self._entries, []
+        if entries:
+            self._pending.append(lambda projection: projection.log(entries))
+
     def _try(self, retry_at: float) -> float:
-        """Send what is pending; return when to try again."""
+        """Send what is pending; return when to send again."""
+        self._gather()
+        begun = time.thread_time()
         try:
             if self.projection is None:
                 probe(self._uri)
@@ -138,7 +155,7 @@ class Tracker:
             _warned.discard(self._uri)
         self.problem = None
         self._pause = FIRST_RETRY_SECONDS
-        return retry_at
+        return time.monotonic() + min(MAX_PAUSE_SECONDS, SEND_SHARE * (time.thread_time() - begun))
 
     def _fail(self, problem: str) -> None:
         self.problem = problem

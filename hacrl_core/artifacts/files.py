@@ -35,6 +35,9 @@ def hash_and_sync(paths: Sequence[Path]) -> list[tuple[int, str]]:
 
     All files are hashed and synced at the same time. One that ``hashed_file`` wrote is not read again.
     """
+    if len(paths) == 1:
+        sync(paths[0])
+        return [(paths[0].stat().st_size, _digest_of_written(paths[0]))]
     with ThreadPoolExecutor(_THREADS, "publish") as threads:
         synced = [threads.submit(sync, path) for path in paths]
         digests = list(threads.map(_digest_of_written, paths))

@@ -26,6 +26,7 @@ from hacrl_core.artifacts.store import COLLECTED, ArtifactRef, Store
 from hacrl_core.artifacts.uploads import Uploads
 from hacrl_core.contracts.manifest import Identity, Manifest, Provenance
 from hacrl_core.errors import BucketError, StageError
+from hacrl_core.spans import span
 
 T = TypeVar("T")
 # A key that the bucket does not have is not asked for again for so long.
@@ -153,7 +154,8 @@ class SharedStore(Store):
         place = self.root / "staging" / f"fetch-{key}.{secrets.token_hex(4)}"
         place.mkdir(parents=True)
         try:
-            bad = self.remote.download(list(manifest.outputs), place)
+            with span(f"download {stage}", "download"):
+                bad = self.remote.download(list(manifest.outputs), place)
             if bad:
                 self.uploads.rewrite(bad)
                 return False

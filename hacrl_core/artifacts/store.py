@@ -29,6 +29,8 @@ COLLECTED = "collected.json"
 # The role of the content that an artifact could not repeat, among its identity's inputs.
 AGAIN = "instead of"
 _TRASH_SECONDS = 3600
+# Manifests that a store remembers; an older one is read again when somebody asks.
+_REMEMBERED = 256
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def again(identity: Identity, first: str) -> Identity:
 
 
 class Store:
-    """The store below one folder. It is cheap to make and remembers only which artifacts it has verified."""
+    """The store below one folder. It is cheap to make and remembers what it read and verified last."""
 
     def __init__(self, root: Path, on_problem: Callable[[str], None] | None = None) -> None:
         """Open the store below a folder; ``on_problem`` is told of damaged artifacts."""
@@ -111,8 +113,18 @@ class Store:
                 raise ArtifactError(
                     f"{folder / MANIFEST}: belongs to {found.stage} {found.key[:12]}; the stage {stage} will run again"
                 )
-            kept = self._manifests[key] = (inode, found)
+            kept = self._remember(key, inode, found)
         return kept[1]
+
+    def _remember(self, key: str, inode: int, manifest: Manifest) -> tuple[int, Manifest]:
+        """Keep a manifest, and forget the oldest where there are many: a campaign may have any number of them."""
+        kept = self._manifests[key] = (inode, manifest)
+        while len(self._manifests) > _REMEMBERED:
+            oldest = next(iter(self._manifests), None)
+            # Another thread may have taken it.
+            if oldest is not None and self._manifests.pop(oldest, None) is not None:
+                self._verified.discard(oldest)
+        return kept
 
     def mark_verified(self, ref: ArtifactRef) -> None:
         """Trust the digests of an artifact that a child of this process has just published."""
@@ -166,8 +178,9 @@ class Store:
         """Make a fresh folder to work in and remove what a dead process left under this key, whose lock is held."""
         staging = self.root / "staging"
         staging.mkdir(parents=True, exist_ok=True)
-        for left in staging.glob(f"{key}.*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for name in os.listdir(staging):  # a pattern with the key in it would be compiled anew for every stage
+            if name.startswith(f"{key}."):
+                shutil.rmtree(staging / name, ignore_errors=True)
         folder = staging / f"{key}.{os.getpid()}.{secrets.token_hex(3)}"
         folder.mkdir()
         return folder
@@ -216,7 +229,7 @@ class Store:
             # Another process published the same key first: its artifact stays.
             shutil.rmtree(staged, ignore_errors=True)
             manifest = read_manifest(target)
-        self._manifests[key] = (_inode(target / MANIFEST), manifest)
+        self._remember(key, _inode(target / MANIFEST), manifest)
         self._verified.add(key)
         return ArtifactRef(manifest.stage, key, manifest.content_digest, target)
 
@@ -302,7 +315,7 @@ class Store:
         (target / COLLECTED).unlink()
         sync(target)
         shutil.rmtree(staged, ignore_errors=True)
-        self._manifests[first.key] = (_inode(target / MANIFEST), restored)
+        self._remember(first.key, _inode(target / MANIFEST), restored)
         self._verified.add(first.key)
         return ArtifactRef(first.stage, first.key, first.content_digest, target)
 

@@ -21,6 +21,7 @@ from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.artifacts.remote import Remote
 from hacrl_core.artifacts.removal import collect, last_used, size_of
 from hacrl_core.errors import ArtifactError, BucketError, HacrlError
+from hacrl_core.spans import span
 
 if TYPE_CHECKING:
     from hacrl_core.artifacts.shared import SharedStore
@@ -218,7 +219,10 @@ class Uploads:
                 self._done(queued, durable=False)
                 return
             outputs = manifest.outputs if files else ()
-            stands = self._remote.upload(folder, manifest, outputs, text, lambda sha: (self._rewrite / sha).exists())
+            with span(f"upload {manifest.stage}", "upload"):
+                stands = self._remote.upload(
+                    folder, manifest, outputs, text, lambda sha: (self._rewrite / sha).exists()
+                )
         for output in outputs:
             (self._rewrite / output.sha256).unlink(missing_ok=True)
         if stands.content_digest != manifest.content_digest:

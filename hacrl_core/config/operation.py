@@ -50,6 +50,12 @@ class RuntimeConfig(StrictConfig):
         description="Slots to hold while the campaign runs; a campaign that wants the same ones waits. Empty: one per "
         "GPU in use.",
     )
+    profile: bool = Field(
+        False, description="Write a trace of what every process did, for Perfetto; the same as hacrl run --profile."
+    )
+    profile_ops: tuple[Literal["warmstart", "generate", "evaluate", "score", "update"], ...] = Field(
+        (), description="Stages whose torch operations the trace shows too: of each, its second call in every process."
+    )
 
 
 class StoreConfig(StrictConfig):

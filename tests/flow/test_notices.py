@@ -1,15 +1,14 @@
 """What a run says once, where training goes on but something is wrong: nothing shared, paid guesses, a dead worker."""
 
-import inspect
 from pathlib import Path
 
 import pytest
-from prefect.states import Failed
 
 from flows.run.divergence import Watch
-from flows.run.prefect_runner import _if_worker_died
+from flows.run.events import Listener
+from flows.run.runner import ThreadRunner
 from flows.run.worker import WorkerDied, _remedy
-from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import EngineError
 from stages.spec import Outcome, StageCall
@@ -74,10 +73,45 @@ def test_the_remedy_for_a_dead_worker_is_that_of_its_stage(stage, setting):
     assert setting in _remedy(call(stage))
 
 
-def test_a_worker_that_died_in_a_task_of_prefect_is_told_before_it_is_tried_again(heard):
-    may_retry = _if_worker_died(heard.append)
-    assert inspect.isfunction(may_retry)  # Prefect never calls anything else
-    assert may_retry(None, None, Failed(data=WorkerDied("update ada #0: the worker of ada died (killed by SIGKILL)")))
-    assert heard == ["update ada #0: the worker of ada died (killed by SIGKILL); trying again"]
-    assert not may_retry(None, None, Failed(data=EngineError("the data are wrong")))
-    assert len(heard) == 1
+class Dying:
+    """An executor whose process dies as often as told, or whose stage fails."""
+
+    def __init__(self, *problems: Exception) -> None:
+        self.problems = list(problems)
+
+    def run(self, call: StageCall, listener: Listener) -> Outcome:
+        if self.problems:
+            raise self.problems.pop(0)
+        return outcome()
+
+    def close(self, *, now: bool) -> None: ...
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.failed: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def stage_failed(self, call: StageCall, problem: BaseException) -> None:
+        self.failed.append(f"{call.label}: {problem}")
+
+
+def test_a_worker_that_died_is_told_before_its_call_is_tried_again(tmp_path, monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr("flows.run.runner.time.sleep", waited.append)
+    monkeypatch.setattr("flows.run.runner.look_up", lambda *_: None)
+    died = "update ada #0: the worker of ada died (killed by SIGKILL)"
+    heard = Heard()
+    runner = ThreadRunner(Store(tmp_path), Dying(WorkerDied(died), WorkerDied(died)), heard, retries=2)
+    monkeypatch.setattr(runner, "_finished", lambda *_: None)
+    assert runner.submit(call("update")).outcome() == outcome()
+    assert heard.warnings == [f"{died}; trying again"] * 2
+    assert waited == [0.5, 1.0]
+    assert heard.failed == [f"update ada #0: {died}"] * 2
+    failing = ThreadRunner(Store(tmp_path), Dying(EngineError("the data are wrong")), heard, retries=2)
+    with pytest.raises(EngineError, match="the data are wrong"):
+        failing.submit(call("update")).outcome()
+    assert len(heard.warnings) == 2

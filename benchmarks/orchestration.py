@@ -1,0 +1,156 @@
+"""What orchestration costs in a long campaign of tiny stages, in CPU seconds of each process, database and memory.
+
+Runs the demo's agents with 4 prompts of 4 responses per iteration in a fresh home. While it runs, the CPU seconds of
+Prefect's server, of the driver (the campaign's own process) and of the workers are read once a second, and the driver's
+resident memory with them. Afterwards come status, report and the same command again, which finds everything in the
+store. CPU seconds hardly depend on what else the machine does, so the shares mean something on a busy one too. Ends
+with one JSON line.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+ROLES = ("server", "driver", "workers")
+SETTINGS = (
+    "name=tiny",
+    "prompts_per_iteration=4",
+    "samples_per_prompt=4",
+    "update.minibatch_prompts=2",
+    "evaluate.benchmarks=[]",
+    "keep={last: 2}",
+)
+
+
+@dataclass
+class Sample:
+    """The state of a campaign's processes at one moment."""
+
+    at: float
+    iterations: int
+    driver_mb: float
+    cpu: dict[str, float] = field(default_factory=dict)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--demo", action="store_true", help="the demo's own iterations (48 x 8) instead of tiny ones")
+    parser.add_argument("--home", default=None, help="a home to use and keep")
+    parser.add_argument("--code", default=str(ROOT), help="another checkout whose code is measured")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(arguments.home or place).absolute()
+        settings = ("name=tiny", "evaluate.benchmarks=[]", "keep={last: 2}") if arguments.demo else SETTINGS
+        os.environ["PYTHONPATH"] = arguments.code
+        samples = run(home, (*settings, f"iterations={arguments.iterations}"))
+        report(home, samples, arguments, settings)
+
+
+def command(home: Path, *words: str) -> list[str]:
+    """Return a hacrl command on this home."""
+    return [sys.executable, "-m", "flows.cli", *words, "--home", str(home)]
+
+
+def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
+    """Run the campaign and read its processes once a second."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    log = home / "output.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(home, "run", str(ROOT / "configs" / "demo.yaml"), *words), stdout=output, stderr=output, cwd=home
+        )
+    seen: dict[int, tuple[str, float]] = {}
+    samples = []
+    while process.poll() is None:
+        samples.append(look(psutil.Process(process.pid), home / "campaigns" / "tiny" / "stages.jsonl", seen))
+        time.sleep(1.0)
+    if process.returncode:
+        sys.exit(f"the campaign ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
+    return [sample for sample in samples if sample.cpu]
+
+
+def look(driver: psutil.Process, record: Path, seen: dict[int, tuple[str, float]]) -> Sample:
+    """Read the CPU seconds so far of each role; a process that has ended keeps its last number."""
+    done = record.read_bytes().count(b'"stage": "update"') // 2 if record.exists() else 0
+    memory = 0.0
+    try:
+        memory = driver.memory_info().rss / 1e6
+        for process in [driver, *driver.children(recursive=True)]:
+            times = process.cpu_times()
+            # One that is ending has no command line any more.
+            role = seen[process.pid][0] if process.pid in seen else role_of(process, driver)
+            seen[process.pid] = (role, times.user + times.system)
+    except psutil.NoSuchProcess:
+        pass
+    cpu = {role: sum(seconds for kind, seconds in seen.values() if kind == role) for role in ROLES}
+    return Sample(time.monotonic(), done, memory, cpu)
+
+
+def role_of(process: psutil.Process, driver: psutil.Process) -> str:
+    """The driver, Prefect's server, or a worker (its verifiers count with it)."""
+    if process == driver:
+        return "driver"
+    return "server" if "flows.scheduling.api" in process.cmdline() else "workers"
+
+
+def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, settings: tuple[str, ...]) -> None:
+    """Print the shares, the memory curve, and what status, report and a cached run cost afterwards."""
+    # A home that is kept may have iterations already; what starting costs is left out.
+    begun, last = samples[0].iterations, samples[-1]
+    first = next(s for s in samples if s.iterations >= begun + max(2, (arguments.iterations - begun) // 10))
+    count = last.iterations - first.iterations
+    each = {role: (last.cpu[role] - first.cpu[role]) / count for role in ROLES}
+    figures = {f"{role}_cpu_seconds_per_iteration": round(seconds, 4) for role, seconds in each.items()}
+    figures |= {f"{role}_cpu_minutes": round(last.cpu[role] / 60, 2) for role in ROLES}
+    figures["orchestration_share"] = round(1 - each["workers"] / sum(each.values()), 4)
+    size = sum(path.stat().st_size for path in (home / "prefect").glob("prefect.db*"))
+    figures["prefect_database_mb"] = round(size / 1e6, 2)
+    running = [s for s in samples if s.iterations >= first.iterations and s.driver_mb]
+    curve = {s.iterations: round(s.driver_mb, 1) for s in running[:: max(1, len(running) // 10)]}
+    growth = (running[-1].driver_mb - running[0].driver_mb) / max(1, running[-1].iterations - running[0].iterations)
+    figures["driver_mb_per_iteration"] = round(growth, 4)
+    figures["driver_mb"] = round(running[-1].driver_mb, 1)
+    words = [word for s in (*settings, f"iterations={arguments.iterations}") for word in ("--set", s)]
+    for name, rest in {
+        "status": ["status"],
+        "report": ["report", "tiny"],
+        "cached_run": ["run", str(ROOT / "configs" / "demo.yaml"), *words],
+    }.items():
+        figures[f"{name}_cpu_seconds"] = round(cpu_of(command(home, *rest), home), 2)
+    for name, value in figures.items():
+        print(f"{name:40} {value}")
+    conditions = {
+        "iterations": arguments.iterations,
+        "settings": settings,
+        "per iteration": f"between iteration {first.iterations} and {last.iterations}",
+        "seconds_per_iteration": round((last.at - first.at) / count, 3),
+        "load": [round(number, 1) for number in os.getloadavg()],
+        "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    print(json.dumps({"benchmark": "orchestration", "figures": figures, "driver_mb": curve, "conditions": conditions}))
+
+
+def cpu_of(words: list[str], home: Path) -> float:
+    """Run a command to its end and return the CPU seconds of it and of all it started."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, cwd=home, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Nothing in the driver grows with the past, and what it let go of is found again when it is needed.
+
+The stages are replaced by ones that only publish a small file; everything else is the campaign's own code.
+"""
+
+import gc
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.plan.graph import PlannedCalls
+from flows.record.record import Record, read_entries
+from flows.run.events import Listener
+from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
+from flows.run.session import run_in_session
+from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.removal import collect
+from hacrl_core.contracts.manifest import Provenance
+from stages.runner import lookup
+from stages.spec import Outcome, StageCall, find_stage
+from tests.flow.conftest import tiny
+
+METRICS = {"verify/reward_mean": 0.5, "credit/capability": 0.5}
+
+
+class Small:
+    """Publishes a file with the call's key, the same whenever it runs."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.ran: list[str] = []
+
+    def run(self, call: StageCall, listener: Listener) -> Outcome:
+        identity = find_stage(call.stage).identity(call)
+        with self.store.lock(identity.key), self.store.reading(call.artifacts.values()):
+            if found := lookup(self.store, call):
+                return found
+            self.ran.append(call.label)
+            staged = self.store.stage_folder(identity.key)
+            (staged / "content.json").write_text(json.dumps({"key": identity.key}))
+            now = Provenance(started=time.time(), finished=time.time(), seconds=0.0)
+            ref = self.store.publish(staged, identity, {}, METRICS, {}, now)
+            return Outcome(ref, False, 0.0, METRICS)
+
+    def close(self, *, now: bool) -> None: ...
+
+
+class After(Listener):
+    """Does something after one iteration."""
+
+    def __init__(self, iteration: int, do) -> None:
+        self.iteration, self.do = iteration, do
+
+    def iteration_finished(self, iteration: int) -> None:
+        if iteration == self.iteration:
+            self.do()
+
+
+def run(place: Path, iterations: int, kind: type[StageRunner], listener: Listener | None = None) -> Small:
+    config = tiny(iterations=iterations, evaluate={}, tracking={"enabled": False})
+    small = Small(Store(place / "store"))
+    with Record(place / "campaigns" / config.name, config) as record:
+        run_in_session(
+            config, PlannedCalls(config), small.store, record, lambda: small, listener or Listener(), kind
+        )  # fmt: skip
+    return small
+
+
+@pytest.mark.parametrize("kind", [InlineRunner, ThreadRunner])
+def test_calls_of_finished_iterations_are_let_go(tmp_path, kind):
+    counts = {}
+
+    def count(iteration):
+        def at():
+            gc.collect()
+            counts[iteration] = sum(isinstance(thing, StageCall) for thing in gc.get_objects())
+
+        return at
+
+    class Both(Listener):
+        def iteration_finished(self, iteration: int) -> None:
+            if iteration in (10, 40):
+                count(iteration)()
+
+    run(tmp_path, 42, kind, Both())
+    # Thirty iterations of two agents are 330 calls.
+    assert counts[40] - counts[10] < 40
+
+
+def test_versions_that_are_needed_again_are_made_again_as_far_back_as_needed(tmp_path):
+    store = Store(tmp_path / "store")
+
+    def take_away() -> None:
+        for entry in read_entries(tmp_path / "campaigns" / "tiny"):
+            if entry.agent == "ada" and entry.stage == "update" and entry.iteration in (2, 3, 4):
+                assert collect(store, entry.stage, entry.key, "for the test") > 0
+
+    small = run(tmp_path, 7, InlineRunner, After(4, take_away))
+    assert [label for label in small.ran if small.ran.count(label) > 1 and label.startswith("update")] == [
+        "update ada #2", "update ada #3", "update ada #4", "update ada #2", "update ada #3", "update ada #4",
+    ]  # fmt: skip
+    assert sum(label.startswith("update") for label in small.ran) == 2 * 7 + 3

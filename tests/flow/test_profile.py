@@ -1,0 +1,164 @@
+"""hacrl run --profile: the trace's format, its tracks, where the time went, and a real profiled campaign."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows.home import Home
+from flows.record.history import read_history
+from flows.record.trace import newest_trace, read_events, where_time_went
+from flows.report.panels import sections
+from flows.run.launch import open_campaign, run_stages
+from flows.run.profile import Tracer
+from flows.run.runner import ThreadRunner
+from hacrl_core.artifacts import ArtifactRef
+from hacrl_core.config.base import StrictConfig
+from hacrl_core.operations import nested
+from hacrl_core.spans import RECORDER, Span, span
+from stages.spec import Outcome, StageCall
+from tests.flow.conftest import tiny
+
+
+def checked(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a trace after checking it as Chrome's format wants it: one JSON array, nesting spans."""
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        assert event["ph"] in ("M", "X")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["pid"] in named
+        if event["ph"] == "X":
+            assert event["name"]
+            assert event["dur"] >= 0
+            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        around: list[float] = []
+        for begin, end in sorted(spans, key=lambda one: (one[0], -one[1])):
+            while around and around[-1] <= begin:
+                around.pop()
+            # A microsecond: the file rounds to nanoseconds.
+            assert not around or end <= around[-1] + 1
+            around.append(end)
+    return events
+
+
+def call(stage: str, agent: str = "ada") -> StageCall:
+    return StageCall(stage, StrictConfig(), agent=agent, iteration=0)
+
+
+@pytest.fixture
+def tracer(tmp_path):
+    tracer = Tracer(tmp_path)
+    yield tracer
+    tracer.close()
+
+
+def test_a_process_records_nothing_unless_it_is_profiled():
+    assert not RECORDER.on
+    with span("inputs", "inputs"):
+        pass
+    assert RECORDER.take() == []
+
+
+def test_overlapping_work_is_put_on_several_tracks_and_inner_work_stays_inside(tracer):
+    def work(name: str) -> None:
+        with span(name, "stage"):
+            time.sleep(0.02)
+            with span("publish", "publish"):
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=work, args=(f"credit a{number} #0",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tracer.close()
+    events = [event for event in checked(tracer.path) if event["ph"] == "X"]
+    assert len({event["tid"] for event in events if event["cat"] == "stage"}) == 4
+    assert sum(event["cat"] == "publish" for event in events) == 4
+
+
+def test_waiting_idle_and_inner_work_add_up(tracer, tmp_path):
+    base = time.time()
+    tracer._begun = base
+    tracer._waiting = {"generate ada #0": base, "score ada #0": base + 1.0, "generate ben #0": base}
+    tracer.spans("ben", [Span("generate ben #0", "stage", base, base + 1.0, 1, 0)])
+    tracer.spans("ada", [Span("generate ada #0", "stage", base, base + 3.0, 1, 0)])
+    tracer.spans(
+        "ada",
+        [
+            Span("inputs", "inputs", base + 3.0, base + 3.5, 1, 1),
+            Span("publish", "publish", base + 4.5, base + 5.0, 1, 1),
+            Span("score ada #0", "stage", base + 3.0, base + 5.0, 1, 0),
+        ],
+    )
+    tracer.close()
+    checked(tracer.path)
+    spent = {one.process: one.seconds for one in where_time_went(tracer.path)}
+    assert spent["ada"] == pytest.approx({"generate": 3.0, "inputs": 0.5, "publish": 0.5, "score": 1.0, "idle": 0.0})
+    assert spent["ben"] == pytest.approx({"generate": 1.0, "idle": 4.0})
+    assert spent["waiting"] == pytest.approx({"waits for ada": 2.0})
+
+
+def test_a_stage_whose_process_reported_nothing_is_shown_from_start_to_end(tracer, tmp_path):
+    tracer.stage_started(call("update"), [])
+    tracer.stage_finished(call("update"), Outcome(ArtifactRef("update", "k", "d", tmp_path), False, 0.0, {}))
+    tracer.stage_started(call("score"), [])
+    tracer.stage_failed(call("score"), ValueError("lost"))
+    tracer.close()
+    assert [event["name"] for event in checked(tracer.path) if event["ph"] == "X"] == ["update ada #0"]
+    assert tracer._waiting == {}
+
+
+def test_what_a_killed_run_leaves_can_be_read(tracer, tmp_path):
+    tracer.spans("ada", [Span(f"update ada #{n}", "stage", float(n), n + 0.5, 1, 0) for n in range(50)])
+    tracer._file.flush()
+    torn = tmp_path / "torn.json"
+    torn.write_text(tracer.path.read_text()[:-30])
+    assert sum(event["ph"] == "X" for event in read_events(torn)) == 49
+
+
+def test_operations_end_inside_the_one_around_them_and_threads_stay_apart():
+    events = [(1, 0.0, 10.0, "linear"), (1, 4.0, 11.0, "addmm"), (2, 5.0, 30.0, "backward"), (1, 12.0, 13.0, "add")]
+    assert nested(events) == [
+        (1, 0.0, 10.0, "linear"),
+        (1, 4.0, 10.0, "addmm"),
+        (1, 12.0, 13.0, "add"),
+        (2, 5.0, 30.0, "backward"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_profiled_campaign_has_a_trace_of_all_its_processes_and_a_panel(tmp_path):
+    agents = tiny().model_dump(mode="json", exclude_none=True)["agents"]
+    for agent in agents.values():
+        agent["warmstart"]["steps"] = 5
+    config = tiny(
+        iterations=2, agents=agents, evaluate={}, tracking={"enabled": False},
+        runtime={"profile": True, "profile_ops": ["score"]},
+    )  # fmt: skip
+    home = Home(tmp_path)
+    with open_campaign(config, home, Console(quiet=True)) as campaign:
+        run_stages(campaign, ThreadRunner)
+    folder = home.campaign(config.name)
+    trace = newest_trace(folder)
+    events = checked(trace)
+    names = {event["args"]["name"]: event["pid"] for event in events if event["ph"] == "M"}
+    assert {"campaign", "ada", "ben"} <= names.keys()
+    stages = {event["name"] for event in events if event.get("cat") == "stage"}
+    assert {"warmstart ada", "sample #0", "credit ben #1", "update ada #1", "verify ben #0"} <= stages
+    ops = [event for event in events if event.get("cat") == "op"]
+    scored = next(event for event in events if event["name"] == "score ada #1")
+    own = [event for event in ops if event["pid"] == names["ada"]]
+    assert any("mm" in event["name"] for event in own)
+    assert all(scored["ts"] - 1e5 <= e["ts"] and e["ts"] + e["dur"] <= scored["ts"] + scored["dur"] + 1e5 for e in own)
+    time_section = next(s for s in sections(read_history(campaign.store, folder)) if s.key == "time")
+    panel = next(panel for panel in time_section.panels if panel.key == "profile")
+    assert {"update", "generate", "publish", "inputs", "idle"} <= {label for label, _ in panel.rows}
