@@ -20,7 +20,8 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import HacrlError
 from hacrl_core.learning.memory import Estimate, host_bytes
 from hacrl_core.learning.shape import Shape, shape_of
-from hacrl_core.problems import Problem
+from hacrl_core.printable import printable
+from hacrl_core.problems import Problem, load_problems
 from hacrl_core.problems.arithmetic import SOURCE, worked_answer
 from hacrl_core.rendering import decode_response, encode_response, render_prompt, tokenizer_fingerprint
 from hacrl_core.seeding import derive_seed
@@ -50,6 +51,8 @@ def check_campaign(console: Console, config: CampaignConfig) -> int:
     """Print what was found; return 2 and print one line per fault if the campaign would fail."""
     faults: list[str] = []
     problem = _problem(config, faults)
+    if problem is not PLACEHOLDER:
+        _show_problems(console, config, problem)
     faults += shared_faults(config)
     checkups = [_check(config, agent, problem) for agent in config.agents]
     for checkup in checkups:
@@ -181,6 +184,17 @@ def _both_ends(config: CampaignConfig, agent: str, prompt: str, end_tokens: list
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
+
+
+def _show_problems(console: Console, config: CampaignConfig, example: Problem) -> None:
+    """Print how many problems there are, how many rows were left out and why, and one of them with its gold."""
+    found = load_problems(config.problems)
+    count = "new ones in every iteration" if found.generator is not None else f"{len(found.problems):,}"
+    out = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in found.left_out.items())
+    asked = " ".join(str(example.messages[-1]["content"]).split())
+    console.print(Text(f"problems: {count}" + (f"; rows left out: {out}" if out else "")), soft_wrap=True)
+    shown = asked if len(asked) <= 100 else asked[:99] + "…"
+    console.print(Text(f"  e.g. {printable(shown)!r}, gold {printable(example.answer)[:60]!r}\n"), soft_wrap=True)
 
 
 def _show(console: Console, checkup: Checkup, same_tokens: list[str]) -> None:

@@ -37,11 +37,26 @@ def _local_rows(pattern: Path, columns: Sequence[str]) -> list[Row]:
         raise ConfigError(f"dataset {pattern}: no such file; give the path of a .parquet, .jsonl or .csv file")
     rows: list[Row] = []
     for path in paths:
+        if path.stat().st_size == 0:
+            raise ConfigError(f"dataset {path}: the file is empty; give a file with rows")
         try:
             rows += _READERS[path.suffix](path, columns)
+        except UnicodeDecodeError:
+            line = _first_foreign_line(path)
+            raise ConfigError(f"dataset {path}: line {line} is not UTF-8; save the file as UTF-8") from None
         except (OSError, ValueError, csv.Error) as problem:  # ArrowInvalid and JSONDecodeError are ValueErrors
             raise ConfigError(f"dataset {path}: cannot be read as {path.suffix[1:]}: {_one_line(problem)}") from None
     return rows
+
+
+def _first_foreign_line(path: Path) -> int:
+    """Return the number of the first line that is not UTF-8."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            return number
+    return 0
 
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> list[Row]:
@@ -58,7 +73,10 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> list[Row]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as problem:
+                raise ValueError(f"line {number} is not JSON: {problem.msg} at column {problem.colno}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} is not a JSON object")
             rows.append(row)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -130,13 +131,23 @@ def test_context_goes_first(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.jsonl", "", "the file is empty"),
+        (
+            "a.jsonl",
+            '{"problem": "1", "answer": "1"}\n{"problem": x}\n',
+            "line 2 is not JSON: Expecting value at column 13",
+        ),
+        (
+            "a.jsonl",
+            b'{"problem": "1", "answer": "1"}\n{"problem": "\xff"}\n',
+            "line 2 is not UTF-8; save the file as UTF-8",
+        ),
         ("a.jsonl", "{broken", "cannot be read as jsonl"),
         ("a.jsonl", "[1, 2]", "line 1 is not a JSON object"),
-        ("a.jsonl", "", "no rows|no column"),
         ("a.jsonl", '{"question": "q", "answer": "1"}', "no column problem; it has question, answer"),
         ("a.parquet", "not parquet", "cannot be read as parquet"),
         ("a.csv", "x,y\n1,2\n", "no column problem, answer; it has x, y"),
-        ("a.csv", b"problem,answer\n\xff\xfe,2\n", "cannot be read as csv"),
+        ("a.csv", b"problem,answer\n\xff\xfe,2\n", "line 2 is not UTF-8; save the file as UTF-8"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path, name, content, message):
@@ -145,6 +156,20 @@ def test_broken_files_are_one_line(tmp_path, name, content, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_problems(config(path=path))
     assert "\n" not in str(caught.value)
+
+
+def test_doctor_says_how_many_rows_were_left_out_and_shows_one(tmp_path):
+    from rich.console import Console
+
+    from flows.doctor.campaign import _show_problems
+
+    rows = [{"problem": "What is 1+1?", "answer": "2"}] * 3 + [{"problem": "What is 1+2?", "answer": ""}]
+    problems = config(path=write(tmp_path, "jsonl", rows))
+    console = Console(record=True, width=200)
+    _show_problems(console, SimpleNamespace(problems=problems), load_problems(problems).problems[0])
+    text = console.export_text()
+    assert "problems: 1; rows left out: 2 repeated, 1 no answer" in text
+    assert "gold '2'" in text
 
 
 def test_missing_file(tmp_path):
