@@ -38,7 +38,7 @@ def try_campaign(console: Console, config: CampaignConfig, home: Home) -> int:
         for rule in RULES:
             found += rule(evidence, agent, own)
     if not found:
-        console.print("the answers look as they should")
+        console.print("no rule finds a fault in how the agents are asked, answer and are judged")
         return 0
     console.print()
     print_findings(console, sorted(found, key=lambda finding: finding.order))
