@@ -12,6 +12,8 @@ from typing import Any
 
 import sympy
 
+from hacrl_core.verification.numbers import ROUNDING, is_finite_decimal
+
 _MAX_DIGITS = 20_000
 _SCALES = (
     "7/9", "-13/11", "29/13", "-31/17", "173/10", "-237/10", "3119/10", "-10093/10", "41/100", "-7/130",
@@ -32,6 +34,8 @@ def same_expression(gold: Any, answer: Any, tolerance: float) -> bool:
         return True
     if any(value.has(*_UNBOUNDED) for value in (gold, answer)):
         return False
+    if tolerance <= ROUNDING and _is_written_exactly(gold):
+        tolerance = 0.0
     difference = gold - answer
     if difference.is_Rational:
         return bool(difference == 0) or _near(gold, answer, {}, tolerance) is True
@@ -41,6 +45,16 @@ def same_expression(gold: Any, answer: Any, tolerance: float) -> bool:
             return _same_function(gold, answer, tolerance)
         return not _is_nonzero(difference, {}, _digits(difference)) or _near(gold, answer, {}, tolerance) is True
     return _same_function(gold, answer, tolerance)
+
+
+def _is_written_exactly(gold: Any) -> bool:
+    """Return whether every number of a formula can be written as a decimal, so that none of it needs rounding."""
+    if any(not power.exp.is_Integer for power in gold.atoms(sympy.Pow)):
+        return False
+    return all(
+        atom.is_Symbol or (atom.is_Rational and is_finite_decimal(Fraction(int(atom.p), int(atom.q))))
+        for atom in gold.atoms()
+    )
 
 
 def _same_function(gold: Any, answer: Any, tolerance: float) -> bool:

@@ -16,11 +16,11 @@ _MAX_JOINED = 64
 # An answer outside a box is looked for at the end only, which also bounds the search.
 _FALLBACK_CHARS = 4000
 _BARE_TOKEN = re.compile(r"-?[\w.]+")
-_PHRASE = re.compile(
+PHRASE = re.compile(
     r"(?:final\s+answer|answer)(?:\s+to\s+[^.\n:]{1,80}?)?(?:\s*\*\*)?(?:\s+is(?:\s*:)?|\s*:|\s+should\s+be|\s*=)(?:\s*\*\*)?\s*",
     re.IGNORECASE,
 )
-_HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
+HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _MATH = re.compile(
     r"(?<!\\)\$\$(?P<dd>(?:[^$]|\\\$){1,1000}?)(?<!\\)\$\$"
     r"|\\\[(?P<br>.{1,1000}?)\\\]"
@@ -73,6 +73,8 @@ class Extraction:
     """Adjacent boxes as one list, for a gold of several parts; otherwise the same as ``answer``."""
     boxed: bool
     """Whether the answer stood in a complete box."""
+    place: str = "box"
+    """Where it stood: in a box, or the fallback that found it."""
 
 
 def after_thinking(text: str) -> str:
@@ -100,8 +102,8 @@ def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True
         else:
             answer = _FALLBACKS[fallback](text[-_FALLBACK_CHARS:])
         if answer:
-            return Extraction(answer, answer, False)
-    return Extraction("", "", False)
+            return Extraction(answer, answer, False, fallback)
+    return Extraction("", "", False, "")
 
 
 def find_boxes(text: str) -> list[tuple[int, int, bool]]:
@@ -176,10 +178,10 @@ def _join(text: str, boxes: list[tuple[int, int, bool]], *, trusted: bool = Fals
 
 
 def _from_phrase(text: str) -> str:
-    hashes = _HASHES.findall(text)
+    hashes = HASHES.findall(text)
     if hashes:
         return str(hashes[-1]).strip()
-    for match in reversed(list(_PHRASE.finditer(text))):
+    for match in reversed(list(PHRASE.finditer(text))):
         rest = text[match.end() : match.end() + 600].lstrip(' "*\n')
         segments = list(_MATH.finditer(rest))
         if segments and segments[0].start() == 0:

@@ -88,6 +88,11 @@ def _power(match: re.Match[str]) -> Number | None:
     return Number(mantissa.value * Fraction(10) ** exponent, mantissa.exact)
 
 
+# What rounding in the last digits of a decimal may differ by. A larger tolerance is the user's word that values may be
+# rounded.
+ROUNDING = 1e-6
+
+
 def close(a: Fraction, b: Fraction, tolerance: float) -> bool:
     """Return whether two values differ by at most the relative tolerance."""
     return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b))
@@ -106,3 +111,12 @@ def same_number(gold: Number, answer: Number, tolerance: float) -> bool:
 def comma_decimal(text: str) -> str | None:
     """Return ``1000,99`` with its comma read as a decimal point; None when it cannot be one."""
     return text.replace(",", ".") if _COMMA_DECIMAL.fullmatch(text) else None
+
+
+def is_finite_decimal(value: Fraction) -> bool:
+    """Return whether the decimal expansion of a number ends, so that it can be written down exactly."""
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return rest == 1

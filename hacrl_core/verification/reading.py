@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from hacrl_core.verification.normalise import clean, text_key
-from hacrl_core.verification.numbers import Number, close, comma_decimal, parse_number
+from hacrl_core.verification.numbers import ROUNDING, Number, close, comma_decimal, is_finite_decimal, parse_number
 from hacrl_core.verification.units import split_known_unit
 
 _CURRENCIES = (
@@ -126,7 +126,7 @@ def _same_value(gold: Reading, answer: Reading, tolerance: float) -> bool:
     known, other = gold.number, answer.number
     assert known is not None
     assert other is not None
-    if known.exact and other.exact:
+    if known.exact and (other.exact or (tolerance <= ROUNDING and is_finite_decimal(known.value))):
         tolerance = 0.0
     if known.percent == other.percent:
         return close(known.value, other.value, tolerance)

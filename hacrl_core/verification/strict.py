@@ -3,7 +3,8 @@ r"""The ``strict`` verifier in this process: which answer counts, and what text 
 import re
 
 from hacrl_core.config.verification import VerifyConfig
-from hacrl_core.verification.extraction import Extraction, after_thinking, extract_answer, extract_gold
+from hacrl_core.verification.assertion import gives_answer
+from hacrl_core.verification.extraction import extract_answer, extract_gold
 from hacrl_core.verification.gates import gate
 from hacrl_core.verification.normalise import clean, list_words
 from hacrl_core.verification.reading import decide
@@ -15,19 +16,6 @@ _WORDS = re.compile(r"(?<![\\{A-Za-z_])[A-Za-z]{3,}(?:'[a-z]+)?")
 _SHORT_WORDS = "the not and for are was all any can has yes one two six ten out but nor may its odd non none"
 _MATH_WORDS = "sqrt sin cos tan cot sec csc log exp inf infinity frac cdot times circ"
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_SENTENCE = re.compile(r"[.;!?](?=\s|$)|\n")
-# A sentence is looked at so far around its answer.
-_NEAR = 300
-# Denied: no other number stands between the word and the answer. "not 41 but 42" denies 41.
-_DENIED = re.compile(r"(?:\b(?:not|never|cannot|neither|nor|except|than|unlikely)\b|n['’]t\b)[^\d\n]*$", re.IGNORECASE)
-_HEDGED = re.compile(
-    r"\b(?:either|neither|between|maybe|perhaps|possibly)\b[^.;\n]*$|\b(?:could|might|may)\s+(?:also\s+)?be\W*$"
-    r"|\d\W*\s(?:or|nor)\W+$",
-    re.IGNORECASE,
-)
-_TAKEN_BACK = re.compile(
-    r"^[^\d\n]*?\b(?:is|was|looks|seems)\s*(?:not\b|n['’]t\b|wrong\b|incorrect\b)|^\W*or\s", re.IGNORECASE
-)
 
 
 class StrictVerifier:
@@ -39,7 +27,7 @@ class StrictVerifier:
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Decide by text and exact numbers, or ask for a worker."""
         found = extract_answer(response, config.places)
-        if not found.answer or _unsure(found, response):
+        if not found.answer or not gives_answer(found, response):
             return Judgement(VerdictKind.UNPARSEABLE, "")
         target, answer = extract_gold(gold), found.joined
         if len(answer) > config.max_answer_chars:
@@ -74,20 +62,3 @@ def is_prose(text: str) -> bool:
         word.casefold() not in _MATH_WORDS.split() and (len(word) > 4 or word.casefold() in _SHORT_WORDS.split())
         for word in words
     )
-
-
-def _unsure(found: Extraction, response: str) -> bool:
-    """Return whether an answer outside a box stands in a sentence that denies it or names another."""
-    if found.boxed:
-        return False
-    text = after_thinking(response)
-    last = found.answer.split(",")[-1].strip(" \\%")
-    place = text.rfind(last)
-    if place < 0:
-        return False
-    begin = max((match.end() for match in _SENTENCE.finditer(text, 0, place)), default=0)
-    ended = _SENTENCE.search(text, place + len(last))
-    end = place + len(last)
-    before = text[max(begin, place - _NEAR) : place]
-    after = text[end : min(ended.start() if ended else len(text), end + _NEAR)]
-    return bool(_DENIED.search(before) or _HEDGED.search(before) or _TAKEN_BACK.search(after))

@@ -70,20 +70,24 @@ _BUILT_IN: dict[str, Verifier] = {
 }
 
 
+# Verdicts of a built-in verifier whose rules changed have new keys; the others keep theirs.
+_RULES = {"strict": "strict/2"}
+
+
 def find_verifier(name: str) -> Verifier:
     """Return the built-in verifier of this name, or one that calls the user's function."""
     return _BUILT_IN.get(name) or UserVerifier(name)
 
 
 def verifier_source(verifier: str) -> str:
-    """Return a digest of the sources of a task or of a user's function; empty for the built-in verifiers.
+    """Return a digest of the sources of a task or of a user's function; for a built-in verifier which rules it has.
 
     Changed code thereby gives new verdicts. Of ``my_module:my_fn`` only the module's own file counts, as it always did;
     for tasks, files and rewards the modules that they import count too.
     """
     module, colon, _ = verifier.partition(":")
     if verifier in _BUILT_IN or verifier in (TASK, JUDGE):
-        return ""
+        return _RULES.get(verifier, "")
     if not colon or is_task_name(verifier) or ".py:" in verifier:
         return task_digest(verifier)
     try:
@@ -129,9 +133,10 @@ def resolve_verifier(verify: VerifyConfig, problems: ProblemsConfig, *, benchmar
 
 
 def reward_sources(verify: VerifyConfig) -> dict[str, str]:
-    """Return the digest of the sources of each of several rewards; none for built-in verifiers."""
-    own = {name: reward.verifier for name, reward in verify.rewards.items() if reward.verifier not in _BUILT_IN}
-    return {name: task_digest(verifier) for name, verifier in own.items() if verifier not in (TASK, JUDGE)}
+    """Return the digest of the sources of each of several rewards; of a built-in verifier the rules that it has."""
+    named = {name: reward.verifier for name, reward in verify.rewards.items() if reward.verifier not in (TASK, JUDGE)}
+    sources = {name: _RULES.get(own, "") if own in _BUILT_IN else task_digest(own) for name, own in named.items()}
+    return {name: source for name, source in sources.items() if source}
 
 
 def _kind(correct: bool) -> VerdictKind:

@@ -93,6 +93,14 @@ def test_equal_answers_are_accepted() -> None:
         r"\boxed{\text{either } 41 \text{ or } 42}", r"\boxed{42 \pm 1}", r"\boxed{42}. No, wait: \boxed{41}",
         "The answer is not 42.", "The answer isn't 42", "The answer is either 41 or 42.", "The answer is 41 or 42.",
         "The answer might be 42.", "I do not believe that the answer is 42.", "The answer 42 is wrong.",
+        "The answer is anything but 42.", "I doubt it is 42.", "The answer is definitely different from 42.",
+        "Nobody gets 42.", "The answer is 42? No.", "If the answer were 42, we would be done.", "We reject 42.",
+        "The answer is at least 42.", "Is the answer 42?", "The answer is approximately 42.", "The wrong answer is 42.",
+        "It's false that the answer is 42.", "It would be false to say that the answer is 42.", "42? No.",
+        "Suppose the answer is 42.", "They say the answer is 42.", "The answer is 42. Wait, that is wrong.",
+        "The answer is 42. No.", "The answer is half of 42.", "The answer is 42 thousand.", "The answer is 42 squared.",
+        "The answer is 42 divided by two.", "The answer is 42 plus one.", "Answer: The opposite is 42.",
+        "My first answer is 42, my second answer is 43.",
     ],
 )  # fmt: skip
 def test_a_hedged_or_denied_answer_is_no_answer(response: str) -> None:
@@ -104,7 +112,12 @@ def test_a_hedged_or_denied_answer_is_no_answer(response: str) -> None:
     "response",
     [
         r"\boxed{41}. No, wait: \boxed{42}", "The answer is 42", "#### 42", r"\boxed{42} and again \boxed{42}",
-        "I did not see it at first. So the answer is 42.", "It is not 41, so the answer is 42.",
+        "I did not see it at first. So the answer is 42.", "It is not 41, so the answer is 42.", "**Answer:** 42",
+        "Final Answer: The final answer is $42$. I hope it is correct.", "Thus, the answer is **42**.", "Answer = 42",
+        "The answer is 42 apples.", "Hence the correct answer is \\(42\\).", "Adding up, the answer is 42.", "42",
+        "We have 40+2. #### 42", "The answer is: $42", "The answer is x = 42.", "answer: $42$ dollars",
+        "Final Answer: The volume of $ABCD$ is 42. I hope it is correct.", "Answer: The largest $n$ is 42.",
+        "Is 6*7 really 42? Yes. The answer is 42.", "The answer is 42 because 6 times 7 is 42.",
     ],
 )  # fmt: skip
 def test_the_last_word_counts(response: str) -> None:
@@ -131,6 +144,16 @@ def test_decimals_have_a_relative_tolerance_and_exact_forms_none() -> None:
     assert decide("0.0000001", "0.0000002", 1e-6) is False
     assert decide("33.3", r"\frac{100}{3}", 1e-2) is True
     assert decide("33", r"\frac{100}{3}", 1e-2) is False
+
+
+def test_a_number_that_a_decimal_can_write_is_not_rounded() -> None:
+    """A tolerance above the default is the user's word that rounded values are meant."""
+    wrong = [("1{,}234", "1234.0001"), ("1", "0.9999999999"), (r"\frac{1}{8}", "0.12500001"), ("1+1", "2.0000001")]
+    wrong += [("x+1", "x+1.0000001"), (r"\{1, 2\}", r"\{1, 2.0000001\}")]
+    right = [("12", "12.0"), (r"\frac{1}{8}", "0.125"), (r"\frac{1}{3}", "0.3333333333"), (r"\sqrt{2}", "1.41421356")]
+    assert set(verdicts(wrong)) == {"incorrect"}
+    assert set(verdicts(right)) == {"correct"}
+    assert decide("12", "12.1", 1e-2) is True
 
 
 def test_math_is_as_lenient_as_it_was_for_campaigns_that_name_it() -> None:
