@@ -35,6 +35,13 @@ demo: setup  ## Train two different tiny agents together on arithmetic; a few mi
 demo-code: setup  ## Train two tiny agents together to write Python expressions, judged by running them; minutes
 	@$(BIN)/hacrl run configs/demo-code.yaml
 
+.venv/tasks-ready: .venv/ready requirements-dev.lock
+	@$(UV) pip install --quiet -c requirements-dev.lock reasoning-gym
+	@touch $@
+
+demo-reasoning: .venv/tasks-ready  ## Train two tiny agents together on a task of reasoning-gym; minutes
+	@$(BIN)/hacrl run configs/demo-reasoning.yaml
+
 demo-exchange: setup  ## Two parties train together through a folder and never share weights; a few minutes
 	@$(UV) pip install --quiet "obstore>=0.12"
 	@$(BIN)/python -m infra.demo_exchange
@@ -202,4 +209,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean

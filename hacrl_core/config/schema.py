@@ -38,12 +38,20 @@ def campaign_schema() -> Schema:
         del listed["type"], listed["items"]
     for definition in definitions.values():
         definition.pop("required", None)
+        _any_kind(definition)
     return _of_a_file(schema)
 
 
 def sweep_schema() -> Schema:
     """Return the JSON schema of a sweep's YAML file."""
     return _of_a_file(SweepConfig.model_json_schema())
+
+
+def _any_kind(definition: Schema) -> None:
+    """Let a value leave its kind to what it extends, though it then may fit more than one kind, in place."""
+    for value in definition.get("properties", {}).values():
+        if "oneOf" in value:
+            value["anyOf"] = value.pop("oneOf")
 
 
 def _algorithm() -> Schema:
