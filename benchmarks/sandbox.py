@@ -20,6 +20,8 @@ import psutil
 from hacrl_core.verification import close_pool
 from hacrl_core.verification.pool import Group, Limits, shared_pool
 
+# Responses per problem, as a campaign's verify stage hands them to a worker.
+SAMPLES = 8
 VERIFIER = """
 import json
 from hacrl_core.verification.code import judge_program, read_tests
@@ -33,22 +35,24 @@ def judge(response, gold):
 
 
 def program(number: int, form: str) -> tuple[str, list[object]]:
-    """Return a small program, no two alike, and its test."""
+    """Return a small program, no two alike, and the tests of its problem, which are those of ``SAMPLES`` programs."""
+    problem, sample = divmod(number, SAMPLES)
+    total = f"sum(i * i for i in range(n)) + {problem} + {sample} - {sample}"
     if form == "script":
-        source = f"n = int(input())\nprint(sum(i * i for i in range(n)) + {number})"
-        return source, [{"input": "50\n", "output": str(40425 + number)}]
-    source = f"def f(n):\n    return sum(i * i for i in range(n)) + {number}"
-    return source, [{"call": "f", "args": [n], "expected": sum(i * i for i in range(n)) + number} for n in (5, 50)]
+        return f"n = int(input())\nprint({total})", [{"input": "50\n", "output": str(40425 + problem)}]
+    tests = [{"call": "f", "args": [n], "expected": sum(i * i for i in range(n)) + problem} for n in (5, 50)]
+    return f"def f(n):\n    return {total}", tests
 
 
 def sandboxed(count: int, form: str, workers: int) -> tuple[float, float]:
     """Return programs per second through the pool and the CPU seconds of each; every one has to pass."""
     empty = {"id": "", "messages": [], "source": "", "tags": {}, "columns": {}}
     groups = []
-    for number in range(count):
-        source, tests = program(number, form)
-        row = json.dumps({**empty, "answer": json.dumps({"tests": tests})})
-        groups.append(Group([number], [(row, source)], "bench_sandbox_judge:judge", {}))
+    for first in range(0, count, SAMPLES):
+        numbers = list(range(first, min(first + SAMPLES, count)))
+        row = json.dumps({**empty, "answer": json.dumps({"tests": program(first, form)[1]})})
+        pairs = [(row, program(number, form)[0]) for number in numbers]
+        groups.append(Group(numbers, pairs, "bench_sandbox_judge:judge", {}))
     rewards: dict[int, float] = {}
     limits = Limits(cpu_seconds=60, wall_seconds=600, memory_mb=1024, workers=workers)
     with shared_pool() as pool:
@@ -73,7 +77,7 @@ def plain(count: int, workers: int) -> tuple[float, float]:
     def run(number: int) -> bool:
         source, _ = program(number, "script")
         done = subprocess.run([sys.executable, "-c", source], input="50\n", capture_output=True, text=True, check=True)
-        return done.stdout == f"{40425 + number}\n"
+        return done.stdout == f"{40425 + number // SAMPLES}\n"
 
     before, started = cpu_seconds(), time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
