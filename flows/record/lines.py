@@ -104,6 +104,13 @@ def report_missing(path: Path) -> None:
     _tell_once(path, f"missing, so that nothing counts as garbage; {remedy}")
 
 
+def report_no_config(path: Path) -> None:
+    """Tell the user, once, that a campaign's config is gone or of another version, so that its versions stay."""
+    state = "cannot be read (another version of hacrl?)" if path.exists() else "missing"
+    remedy = "the campaign's next run writes it anew without computing anything"
+    _tell_once(path, f"{state}, so that all that the campaign recorded stays; {remedy}")
+
+
 def _tell_once(path: Path, message: str) -> None:
     if path not in _reported:
         _reported.add(path)

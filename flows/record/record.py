@@ -21,7 +21,7 @@ from flows.home import Home
 from flows.record.lines import Entry as Entry
 from flows.record.lines import entry_of, keep_readable, read_lines, report_unreadable, sealed_line
 from hacrl_core.artifacts import ArtifactRef, Store
-from hacrl_core.artifacts.files import replace_synced
+from hacrl_core.artifacts.files import replace_synced, sync
 from hacrl_core.artifacts.locks import holder, is_held, try_exclusive
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Identity, changed_fields
@@ -57,8 +57,12 @@ class Record:
             self._before = {entry.label: entry for entry in read_entries(folder)}
             self._written = {label: entry.key for label, entry in self._before.items()}
             self._remade = _read_remade(folder)
-            replace_synced(folder / "config.json", config.model_dump_json(indent=1))
             self._file = _open_to_append(folder / "stages.jsonl")
+            replace_synced(folder / "config.json", config.model_dump_json(indent=1))
+            # The names of both files and of the campaign's folder survive a power cut: without the record nothing
+            # counts as garbage, and without the config no version can be collected.
+            for parent in (folder.parent, folder.parent.parent):
+                sync(parent)
         except BaseException:
             os.close(self._lock)
             raise

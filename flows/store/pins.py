@@ -5,13 +5,13 @@ settings.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.home import Home
 from flows.record.record import read_campaign, read_entries, versions_of
 from hacrl_core.artifacts import open_store
+from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.errors import ConfigError
 
 
@@ -77,6 +77,4 @@ def _parse(home: Home, name: str) -> tuple[Path, str, int]:
 
 
 def _write(folder: Path, pins: list[Pin]) -> None:
-    draft = folder / "pins.json.draft"
-    draft.write_text(json.dumps([asdict(p) for p in pins], indent=1))
-    os.replace(draft, folder / "pins.json")
+    replace_synced(folder / "pins.json", json.dumps([asdict(p) for p in pins], indent=1))

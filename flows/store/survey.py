@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.home import Home
 from flows.record.history import History, read_history
-from flows.record.lines import entry_of, read_lines, report_missing, report_unreadable
+from flows.record.lines import entry_of, read_lines, report_missing, report_no_config, report_unreadable
 from flows.record.record import evaluations_log, is_running
 from flows.store.pins import Pin, read_pins
 from hacrl_core.artifacts import Store
@@ -82,7 +82,9 @@ def survey_campaign(home: Home, store: Store, folder: Path, override: KeepConfig
     try:
         history = read_history(store, folder)
     except ConfigError:
-        # Another version of hacrl wrote it, so all of it stays.
+        # The config is gone, or another version of hacrl wrote it, so all of it stays.
+        if not running:
+            report_no_config(folder / "config.json")
         found.needed = {str(raw["key"]) for raw in lines} | {p.key for p in pins}
         return found
     found.policy = override or history.config.keep

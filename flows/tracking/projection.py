@@ -16,6 +16,7 @@ from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from hacrl_core.artifacts import Store
+from hacrl_core.artifacts.files import sync
 from hacrl_core.artifacts.locks import exclusive
 from hacrl_core.config.addresses import is_http, userinfo, without_userinfo
 from hacrl_core.config.campaign import CampaignConfig
@@ -215,6 +216,7 @@ def ensure_database(home: Home) -> None:
         make_store: Any = SqlAlchemyStore
         make_store(f"sqlite:///{draft}", (home.root / "mlartifacts").as_uri()).engine.dispose()
         os.replace(draft, path)
+        sync(path.parent)
 
 
 def find_experiment(client: Any, name: str, uri: str, home: Home) -> str:

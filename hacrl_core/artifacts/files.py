@@ -108,10 +108,11 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def replace_synced(path: Path, text: str) -> None:
-    """Replace a file atomically by a text that is on the disk."""
+    """Replace a file atomically by a text; the text and the file's name are on the disk afterwards."""
     draft = path.with_name(f".{path.name}.draft")
     write_synced(draft, text)
     os.replace(draft, path)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

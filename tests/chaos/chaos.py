@@ -296,6 +296,9 @@ class Driver:
         tally.check(look.runs(home) == self.runs, f"{where}: MLflow runs {look.runs(home)}")
         tally.check(look.leftovers(home) == [], f"{where}: left behind {look.leftovers(home)}")
         tally.check(look.recorded(home, NAME)[0] == self.records, f"{where}: the record differs")
+        names = systemcalls.unsynced(systemcalls.read_log(self._calls(home)))[1]
+        unsafe = [name.path for name in names if name.path.startswith("campaigns/")]
+        tally.check(not unsafe, f"{where}: complete, and a power cut may still take {unsafe}")
 
 
 def start_zygote(place: Path) -> tuple[Zygote, str]:

@@ -18,6 +18,7 @@ from flows.record import record as record_module
 from flows.record.lines import Entry, read_lines, sealed_line
 from flows.record.record import Record, read_campaign, read_entries
 from flows.store.gc import collector, plan
+from flows.store.pins import pin
 from flows.store.survey import survey
 from hacrl_core.artifacts import Store
 from hacrl_core.config.operation import KeepConfig
@@ -191,17 +192,57 @@ def test_nothing_is_garbage_while_a_record_is_gone(own: Home, capsys: pytest.Cap
     assert plan(own, Store(own.store), None, None, grace=-60)  # without the campaign its artifacts are nobody's
 
 
+def test_no_version_is_collected_while_a_config_is_gone(own: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows which versions it keeps; the command says so, and the campaign's next run writes it anew."""
+    policy, config = KeepConfig(last=1), own.campaign("seen") / "config.json"
+    collected = {one.kind for one in plan(own, Store(own.store), policy, None, grace=3600)}
+    assert collected == {"version"}
+    text = config.read_bytes()
+    config.unlink()
+    assert plan(own, Store(own.store), policy, None, grace=-60) == []
+    assert "config.json: missing, so that all that the campaign recorded stays" in capsys.readouterr().err
+    config.write_bytes(text)
+    assert {one.kind for one in plan(own, Store(own.store), policy, None, grace=3600)} == collected
+
+
 def test_a_record_and_its_config_are_on_the_disk_when_a_run_ends(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, fsync = set(), os.fsync
+    """With their names: a power cut takes a new name whose folder was not synced after it was made."""
+    done, fsync, replace = list[str](), os.fsync, os.replace
 
     def noting(handle: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        done.append(str(place.relative_to(own.root)))
+        fsync(handle)
+
+    def renaming(old: Path, new: Path) -> None:
+        done.append(f"renamed {new.relative_to(own.root)}")
+        assert (own.campaign("new") / "stages.jsonl").exists()  # so the folder's sync below holds for its name as well
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(os, "replace", renaming)
+    config = read_campaign(own.campaign("seen")).model_copy(update={"name": "new"})
+    with Record(own.campaign("new"), config):
+        assert done == [
+            "campaigns/new/.config.json.draft",
+            "renamed campaigns/new/config.json",
+            "campaigns/new",
+            "campaigns",
+            ".",
+        ]
+    assert done[-1] == "campaigns/new/stages.jsonl"
+
+
+def test_a_pin_is_on_the_disk_when_the_command_ends(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def noting(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", noting)
-    with Record(own.campaign("seen"), read_campaign(own.campaign("seen"))):
-        assert synced == {".config.json.draft"}
-    assert "stages.jsonl" in synced
+    pin(own, "seen/ada@0")
+    assert synced == [".pins.json.draft", "seen"]
 
 
 def test_the_collector_of_a_healthy_campaign_survives_the_damaged_record_of_another(own: Home) -> None:
