@@ -106,7 +106,8 @@ def seats_of(
             fallback = apart.get("sample", main) if role == "evaluate" else main
             seats[name, role] = apart.get(role, fallback)
     served = {seat.name: frozenset(role for (_, role), one in seats.items() if one is seat) for seat in seats.values()}
-    return {key: replace(seat, roles=served[seat.name]) for key, seat in seats.items()}
+    whole = {seat.name: replace(seat, roles=served[seat.name]) for seat in seats.values()}
+    return {key: whole[seat.name] for key, seat in seats.items()}
 
 
 def deferring_agents(config: CampaignConfig, machine: int | None = None) -> frozenset[str]:
