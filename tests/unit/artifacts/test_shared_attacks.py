@@ -34,7 +34,7 @@ def _publish_and_die(bucket, home) -> None:
 @pytest.mark.slow
 def test_a_kill_between_files_and_manifest_shows_nobody_anything_and_is_made_good(tmp_path):
     bucket = tmp_path / "bucket"
-    process = multiprocessing.get_context("fork").Process(target=_publish_and_die, args=(bucket, tmp_path / "a"))
+    process = multiprocessing.get_context("spawn").Process(target=_publish_and_die, args=(bucket, tmp_path / "a"))
     process.start()
     process.join(patience(30))
     assert process.exitcode == 9
