@@ -40,7 +40,9 @@ def program(number: int, form: str) -> tuple[str, list[object]]:
     total = f"sum(i * i for i in range(n)) + {problem} + {sample} - {sample}"
     if form == "script":
         return f"n = int(input())\nprint({total})", [{"input": "50\n", "output": str(40425 + problem)}]
-    tests = [{"call": "f", "args": [n], "expected": sum(i * i for i in range(n)) + problem} for n in (5, 50)]
+    tests: list[object] = [
+        {"call": "f", "args": [n], "expected": sum(i * i for i in range(n)) + problem} for n in (5, 50)
+    ]
     return f"def f(n):\n    return {total}", tests
 
 
