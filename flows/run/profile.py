@@ -121,14 +121,15 @@ class Tracer(Listener):
         return found
 
     def _complete(self, tracks: _Tracks, track: int, span: Span) -> None:
-        began, lasted = round(1e6 * (span.began - self._begun), 3), round(1e6 * (span.ended - span.began), 3)
+        # Both ends are rounded to the same nanoseconds: what ends where the next one begins does not overlap it.
+        began, ended = (round(1e6 * (moment - self._begun), 3) for moment in (span.began, span.ended))
         self._write(
             {
                 "ph": "X",
                 "name": span.name,
                 "cat": span.kind,
                 "ts": began,
-                "dur": max(0.0, lasted),
+                "dur": max(0.0, round(ended - began, 3)),
                 "pid": tracks.number,
                 "tid": track,
             }
