@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from flows.run.events import Listener
@@ -266,7 +267,7 @@ def _serve(
         _redirect_output(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what this process starts is not to inherit the mask
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    signal.signal(signal.SIGTERM, end_once)
     if place.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     os.environ.setdefault("OMP_NUM_THREADS", str(place.threads))
@@ -330,3 +331,12 @@ def prepare_torch(place: Placement) -> str:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return place.device if place.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def end_once(number: int, frame: FrameType | None) -> None:
+    """End this process on SIGTERM and ignore the next one: a stage that ends removes what it has staged.
+
+    A scheduler's SIGTERM reaches the whole group, and the campaign then sends another one to its workers.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(TERMINATED)

@@ -60,3 +60,27 @@ def wait_with(numbers):
         timeout=patience(60),
         preexec_fn=heed,
     )
+
+
+CLEANING = """
+import os, signal, time
+from flows.run.worker import end_once
+
+signal.signal(signal.SIGTERM, end_once)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+    print("cleaned up", flush=True)
+"""
+
+
+def test_a_worker_that_is_told_to_end_twice_finishes_its_clean_up():
+    """The group's SIGTERM and the campaign's own: the second one must not leave a staging folder behind."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CLEANING], cwd=ROOT, capture_output=True, text=True, timeout=patience(60), check=False
+    )
+    assert ended.stdout == "cleaned up\n", ended.stderr
+    assert ended.returncode == 143
