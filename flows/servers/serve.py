@@ -156,14 +156,12 @@ def serve_worker(options: argparse.Namespace) -> None:
     for name, value in client_environment(find_credentials(Home.find())).items():
         os.environ.setdefault(name, value)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    from prefect.utilities.processutils import setup_signal_handlers_worker
     from prefect.workers.process import ProcessWorker
 
     ensure_pool(POOL)
     end_lost_runs(POOL, options.name)
     worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
-    setup_signal_handlers_worker(os.getpid(), "the worker", print)
-    _stop_campaigns_first(signal.getsignal(signal.SIGTERM))
+    _stop_campaigns_first()
     try:
         asyncio.run(worker.start())
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -218,21 +216,29 @@ def end_lost_runs(pool: str, worker: str) -> int:
     return len(lost)
 
 
-def _stop_campaigns_first(stop_worker: Any) -> None:
-    """On SIGTERM, ask the campaigns to end before the worker does.
+def _stop_campaigns_first() -> None:
+    """On SIGTERM or SIGINT, ask the campaigns to end before the worker does; a second signal kills the worker.
 
-    Prefect's worker waits for what it runs on SIGTERM, which may take a whole night, and kills it at once on SIGINT.
     Campaigns can resume, so they are asked to end and get the time to report it to their log, MLflow and Prefect.
+    Prefect's own handlers do not serve: they turn SIGTERM into SIGINT. A process that a shell script started in the
+    background ignores SIGINT, so such a worker could not be ended.
     """
+    stopping = False
 
     def stop(number: int, frame: Any) -> None:
+        nonlocal stopping
+        if stopping:
+            os.kill(os.getpid(), signal.SIGKILL)
+        stopping = True
         campaigns = child_processes()
         for campaign in campaigns:
             campaign.signal(signal.SIGTERM)
         wait_for_exit(campaigns, STOP_SECONDS)
-        stop_worker(number, frame)
+        raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------
