@@ -20,7 +20,7 @@ from flows.rounds import Asked, Offered, Runner
 from flows.run.runner import CacheMiss, Done
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.contracts.tables import ANSWERS, CLAIMS, PROMPTS, read_table
+from hacrl_core.contracts.tables import ANSWERS, CLAIMS, PROMPTS, VERDICTS, read_table
 from hacrl_core.errors import StageError
 from hacrl_core.exchange.messages import Kind, Message, Refused
 from stages.runner import lookup
@@ -85,15 +85,19 @@ class PartyRun:
         """Pass on what runs here; return a handle for what another party does."""
         assert self.runner is not None
         if call.agent and call.agent not in self.own and call.stage != "verify":
-            return Elsewhere(call, self._resolve)
+            # Only a shared table is made of something that is told here. Other calls would hold on to all before them.
+            known_inputs = call.inputs if call.stage == "share" else {}
+            return Elsewhere(replace(call, inputs=known_inputs), self._resolve)
         known = {role: _settled(item) for role, item in call.inputs.items()}
         handle = self.runner.submit(replace(call, inputs=known))
         self._check_sent(call)
         return handle
 
     def iteration_done(self, iteration: int) -> None:
-        """Pass it on."""
+        """Pass it on, and forget the round: what is needed of it again is on the disk."""
         assert self.runner is not None
+        self.rounds.forget(iteration)
+        self.mailbox.forget(iteration)
         self.runner.iteration_done(iteration)
 
     def _check_sent(self, call: StageCall) -> None:
@@ -145,7 +149,7 @@ class PartyRun:
                 tag = ANSWERS.tag
             else:
                 answers = self._answers_of(call.agent, call.iteration or 0)
-                check_claims(data, message, answers)
+                check_claims(data, message, answers, self.config)
                 rows, tag = len(answers), CLAIMS.tag
         except Refused as refused:
             evidence = {"message.json": message.model_dump_json().encode(), path: data}
@@ -173,7 +177,10 @@ class PartyRun:
     def _check_commitment(self, call: StageCall, message: Message) -> None:
         """Raise Refused unless the answers are of the version and call that the party committed itself to before."""
         commit = self.mailbox.find("commit", message.agent, message.iteration)
-        if commit is None or (commit.policy, commit.key) != (message.policy, message.key):
+        if commit is None:
+            # Whoever can write to the bucket can have removed it: no reason for a quarantine.
+            raise Refused(message.party, "altered", f"the commitment before the {message.label} is missing")
+        if (commit.policy, commit.key) != (message.policy, message.key):
             raise Refused(message.party, "unfounded", f"{message.label} is not what the party committed itself to")
         source = call.inputs["rollouts"]
         assert not isinstance(source, ArtifactRef)
@@ -249,9 +256,12 @@ class PartyRun:
         if not proof.exists():
             if self.local:
                 raise CacheMiss(f"verdicts of {sampler} #{iteration}")
-            told = self.mailbox.fetch(message, "verdicts.parquet")
+            told = b""
             try:
-                compare_verdicts(told, message, own)
+                rows = read_table(own.path / "verdicts.parquet", VERDICTS).num_rows
+                check_size(message, "verdicts.parquet", rows, self.config)
+                told = self.mailbox.fetch(message, "verdicts.parquet")
+                compare_verdicts(told, message, own, self.config)
             except Refused as refused:
                 mine = (own.path / "verdicts.parquet").read_bytes()
                 answers = (self.rounds.answers[sampler, iteration].path / "answers.parquet").read_bytes()
