@@ -80,6 +80,14 @@ def check_claims(data: bytes, message: Message, answers: Sequence[Any], config: 
         raise Refused(message.party, "unfounded", f"{message.label} has no claim for {min(missing)}")
 
 
+def check_errors(message: Message, verdicts: Sequence[str], config: CampaignConfig) -> None:
+    """Raise Refused for answers at which the verifier fails: their author's own verification fails at them too."""
+    errors, most = verdicts.count("error"), config.verify.max_error_share
+    if errors > 1 and errors > most * len(verdicts):
+        what = f"the verifier fails at {errors} of {len(verdicts)} answers in {message.label}, more than {most:.0%}"
+        raise Refused(message.party, "spam", what)
+
+
 def compare_verdicts(data: bytes, message: Message, own: ArtifactRef, config: CampaignConfig) -> None:
     """Raise Refused where a party's verdicts differ from those that this process computed of the same answers.
 

@@ -28,6 +28,8 @@ class Rounds:
     def __init__(self, config: CampaignConfig, mailbox: Mailbox, stopped: threading.Event, *, local: bool) -> None:
         self.prompts: dict[int, ArtifactRef] = {}
         self.answers: dict[tuple[str, int], ArtifactRef] = {}
+        # Who was in a round when its answers were closed.
+        self.answered: dict[int, Sequence[str]] = {}
         self._config, self._mailbox, self._stopped, self._local = config, mailbox, stopped, local
         self._clock = ServerClock(mailbox.bucket)
 
@@ -35,6 +37,7 @@ class Rounds:
         """Let go of the rounds up to this one."""
         self.prompts = {i: ref for i, ref in self.prompts.items() if i > iteration}
         self.answers = {place: ref for place, ref in self.answers.items() if place[1] > iteration}
+        self.answered = {i: agents for i, agents in self.answered.items() if i > iteration}
 
     def wait(self, find: Callable[[], Message | None], what: str, party: str) -> Message:
         """Ask until there is a message; a campaign that ends stops waiting."""

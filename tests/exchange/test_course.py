@@ -20,11 +20,11 @@ pytestmark = pytest.mark.exchange
 
 def test_parties_join_leave_and_resume_as_in_one_campaign(tmp_path: Path, seed_store: Path) -> None:
     """Two parties run a round; then west joins with cat and ben leaves one round later, all by a longer config."""
-    first = meeting(tmp_path, TWO, iterations=1)
+    first = meeting(tmp_path, TWO, iterations=1, evaluate={})
     run_all(begun := [open_party(first, name, tmp_path, seed_store) for name in TWO])
     assert [party.error for party in begun] == [None, None]
     agents = {**AGENTS, "ben": {**AGENTS["ben"], "leaves": 2}, "cat": {**AGENTS["cat"], "joins": 1}}
-    config = meeting(tmp_path, agents=agents, iterations=3)
+    config = meeting(tmp_path, agents=agents, iterations=3, evaluate={})
     expected = central(config, seed_store)
     parties = [open_party(config, name, tmp_path, seed_store) for name in config.parties]
     run_all(parties)

@@ -277,6 +277,23 @@ def test_evidence_of_a_lie_convinces_a_third(honest: Path, tmp_path: Path) -> No
     assert {path.name for path in folder.iterdir()} == names
 
 
+def test_answers_at_which_the_verifier_fails_do_not_end_the_receivers_campaign(honest: Path, tmp_path: Path) -> None:
+    """A campaign ends where the verifier fails at its own answers; nobody else may bring that about."""
+    verifier = tmp_path / "fragile.py"
+    verifier.write_text(
+        'def judge(response, answer):\n    assert "crash" not in response\n    return float(answer in response)\n'
+    )
+
+    def crash(lie: Lie) -> None:
+        for answer in lie.tables["answers"]:
+            answer["response_text"] = "crash"
+
+    north = meet(crash, honest, tmp_path, verify={"verifier": f"{verifier}:judge"})
+    assert north.reasons() == [("south", "spam")], north.notes.warnings
+    assert any("the verifier fails at" in warning for warning in north.notes.warnings)
+    assert learned_from(north) == {"ada"}
+
+
 def test_poisoned_text_with_a_right_answer_teaches_nothing(honest: Path, tmp_path: Path) -> None:
     """Text that the learner would never write is refused, or lies outside the window that HACPO learns from."""
 
