@@ -77,8 +77,12 @@ test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
 test-quick: dev  ## The tests that take seconds
 	@$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not vllm and not servers and not ranks and not cluster and not hostile and not bucket and not exchange and not docs and not verifiers"
 
-test-docs: dev .venv/docs-ready  ## The documentation: links, code blocks, tutorials, what hacrl init writes; minutes
-	@$(BIN)/pytest -m docs tests
+test-docs: dev .venv/docs-ready  ## The documentation: links, code blocks, tutorials, notebooks, what hacrl init writes; minutes
+	@$(BIN)/pytest -m "docs or not docs" --durations 10 tests/docs && $(BIN)/pytest -m docs --ignore tests/docs tests
+
+tutorials: dev .venv/docs-ready  ## Run the tutorials and write what they print into their pages and notebooks (NAMES="night")
+	@$(BIN)/python -m tests.docs.tutorials $(NAMES) --renew
+	@$(BIN)/python docs/results/build/readme_picture.py
 
 test-ranks: dev  ## Training over several processes: 2, 3 and 4 ranks against one, kills, resume; some minutes
 	@$(BIN)/pytest tests/ranks
@@ -96,7 +100,7 @@ test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL
 test-bucket: dev .venv/clouds/ready  ## The store over buckets: SeaweedFS, moto, Azurite, races, damage, a bad network; minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
-test-exchange: dev  ## Parties with homes of their own and one bucket: equal digests, hostile parties, kills (KILLS=8); minutes
+test-exchange: dev  ## Parties with homes of their own and one bucket: equal digests, hostile parties, kills; a few minutes
 	@$(BIN)/pytest -m "exchange or not exchange" tests/exchange
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.
@@ -201,7 +205,7 @@ reference: setup  ## docs/configuration.md and docs/commands.md again, from the 
 	@touch $@
 
 docs: .venv/docs-ready  ## The documentation as a site in site/, with search, readable without a network
-	@$(BIN)/mkdocs build --quiet && echo "open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
 
 house: dev  ## How readable the code is, in numbers (WORST=10 lists the places behind them)
 	@$(BIN)/python infra/house.py --worst $${WORST:-0}
@@ -209,4 +213,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean

@@ -35,6 +35,7 @@ from flows.run.placement import Placement
 from flows.run.runner import InlineRunner
 from flows.run.session import open_session
 from flows.store.bucket import uploading
+from flows.views.text import can_redraw
 from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.config.evaluation import BenchmarkConfig
 from hacrl_core.instructions import settle_instructions
@@ -145,7 +146,7 @@ class _EvaluationListener(Listener):
         _prepare_torch()
         self._doing = f"importing {call.agent}" if call.stage == "adopt" else f"evaluating on {call.variant}"
         self._quarters.clear()
-        if not self._console.is_terminal:
+        if not can_redraw(self._console):
             self._console.print(self._doing, highlight=False)
             return
         note = TextColumn("{task.fields[note]}")

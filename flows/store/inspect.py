@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flows.home import Home
 from flows.store.survey import recorded_campaigns, survey, survey_campaign
-from flows.views.text import age, size_text
+from flows.views.text import age, can_redraw, size_text
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.removal import last_used, size_of
 from hacrl_core.artifacts.store import COLLECTED
@@ -308,7 +308,7 @@ def _threads() -> ThreadPoolExecutor:
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; gives a function that adds verified bytes to it."""
-    if not console.is_terminal:
+    if not can_redraw(console):
         yield lambda size: None
         return
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.run.events import Listener
-from flows.views.text import clock, number, sparkline
+from flows.views.text import can_redraw, clock, number, sparkline
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.printable import printable
 from stages.spec import Outcome, StageCall
@@ -61,7 +61,7 @@ class Display(Listener):
         self._live: Live | None = None
 
     def __enter__(self) -> "Display":
-        if self.console.is_terminal:
+        if can_redraw(self.console):
             self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True)
             self._live.start()
         return self

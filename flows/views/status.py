@@ -14,7 +14,7 @@ from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
 from flows.record.record import campaign_folders, find_campaign, is_running, last_activity, read_entries
 from flows.store.bucket import durability
-from flows.views.text import clock, hacrl_command, moment, number, short, sparkline
+from flows.views.text import can_redraw, clock, hacrl_command, moment, number, short, sparkline
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
@@ -33,7 +33,7 @@ def show_status(console: Console, home: Home, name: str | None, *, everything: b
 
 def watch_status(console: Console, home: Home, name: str | None, *, everything: bool) -> None:
     """Show the status and refresh it until Ctrl-C; without a terminal, print it once."""
-    if not console.is_terminal:
+    if not can_redraw(console):
         show_status(console, home, name, everything=everything)
         return
     # One store for all refreshes: it caches the manifests that it has read.

@@ -1,13 +1,27 @@
 """How numbers, times and sizes are written, in the terminal, on pages and in pictures. How commands are written."""
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GIB = 1 << 30
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def can_redraw(console: "Console") -> bool:
+    """Whether lines can be drawn again in place.
+
+    A notebook sets FORCE_COLOR and takes colours, but it would keep every frame of a live table.
+    """
+    only_colours = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
+    return console.is_interactive and not only_colours
 
 
 def clock(seconds: float | None) -> str:

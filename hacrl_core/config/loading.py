@@ -139,12 +139,17 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, and reads 1e-4 as a number (YAML 1.1 wants 1.0e-4)."""
+    """Safe YAML that refuses a key given twice, and reads 1e-4 as a number (YAML 1.1 wants 1.0e-4).
+
+    A key is always a word: YAML 1.1 reads ``on`` as true, and ``notify`` has a setting of that name.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping, or fail on a repeated key."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:bool":
+                key_node.tag = "tag:yaml.org,2002:str"
             key = None if key_node.tag == "tag:yaml.org,2002:merge" else self.construct_object(key_node, deep)
             if key is not None and key in seen:
                 raise yaml.constructor.ConstructorError(

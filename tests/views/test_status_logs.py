@@ -20,6 +20,7 @@ from flows.run.events import Listener
 from flows.run.placement import Placement
 from flows.run.worker import Worker, WorkerDied
 from flows.views.status import show_log, show_status
+from flows.views.text import can_redraw
 from hacrl_core.artifacts import Store
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import ConfigError
@@ -251,3 +252,11 @@ def test_what_a_worker_process_prints_reaches_the_log(tmp_path, own):
     while not heard and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ("ada", "last words") in heard
+
+
+def test_a_notebook_takes_colours_and_no_live_table(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-color")
+    notebook = Console(file=io.StringIO())
+    assert notebook.is_terminal
+    assert not can_redraw(notebook)

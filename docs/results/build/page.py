@@ -4,7 +4,8 @@
 """
 
 import argparse
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,17 @@ SWEEPS = (
 # Sweeps of one task and one set of seeds.
 MAIN_TASK = ("main", "ablations", "extensions", "rivals", "alpha")
 HERE = Path(__file__).resolve().parent
+
+
+def difference_cells(numbers: str, agents: Sequence[str], *, with_p: bool = False) -> str:
+    """Write "mean +2.7 (+1.2 to +4.1; 7 of 8 seeds up, p 0.047); ada …; every agent p 0.1" as cells of a table."""
+    cells, p_mean = [], ""
+    for name in ("mean", *agents):
+        found = re.search(rf"\b{name} ([+-][\d.]+) \(([^;]+); (\d+ of \d+) seeds up(?:, p ([^)]+))?\)", numbers)
+        cells.append(f"{found[1]} ({found[2]}), {found[3]}" if found else "")
+        p_mean = p_mean or ((found[4] or "") if found else "")
+    every = re.search(r"every agent p (\S+)", numbers)
+    return " | ".join([*cells, *([p_mean, every[1] if every else ""] if with_p else [])])
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,10 @@ class Page:
     def against(self, variant: str, baseline: str, sweep: str | None = None) -> str:
         """Write one difference with its interval, without a corrected p."""
         return self.claims((Claim("", variant, baseline),), sweep)[0].numbers(with_p=False)
+
+    def row(self, label: str, variant: str, baseline: str, sweep: str | None = None) -> str:
+        """Write one difference as a row of a table: label, mean over the agents, then each agent."""
+        return f"| {label} | {difference_cells(self.against(variant, baseline, sweep), self.agents)} |"
 
     @property
     def agents(self) -> list[str]:
@@ -168,6 +184,7 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path, templates: Path =
         "STABILITY": STABILITY,
         "EXTENSIONS": EXTENSIONS,
         "CONFIRMED": CONFIRMED,
+        "difference_cells": difference_cells,
     }
     for page in ("results.md", "shared-gspo.md"):
         if page == "results.md" or "confirm" in reports:

@@ -203,3 +203,11 @@ def test_few_prompts_are_one_minibatch_unless_the_config_says_otherwise(tmp_path
     assert load_config(written(tmp_path, text), CampaignConfig).update.minibatch_prompts == 48
     many = load_config(written(tmp_path, text), CampaignConfig, ["prompts_per_iteration=200"])
     assert many.update.minibatch_prompts == 64
+
+
+def test_a_key_that_yaml_reads_as_true_is_a_word(tmp_path):
+    path = tmp_path / "night.yaml"
+    path.write_text(f"extends: {DEMO.resolve()}\nnotify: {{on: [failed, done], command: 'true'}}\n")
+    notify = load_config(path, CampaignConfig).notify
+    assert notify is not None
+    assert notify.on == ("failed", "done")

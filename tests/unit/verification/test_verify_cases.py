@@ -12,7 +12,7 @@ from hacrl_core.verification import verify_batch
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
-#: Labels we do not follow, each explained in docs/verification.md.
+#: Labels we do not follow, each explained in docs/verification-evidence.md.
 DISAGREEMENTS = {
     "v0031", "v0032", "v0133", "v0139", "v0172", "v0187", "v0217", "v0253", "v0263", "v0299", "v0306", "v0315",
     "v0324", "v0325", "v0362",
@@ -37,7 +37,7 @@ def box(case: dict[str, Any]) -> str:
     return f"\\boxed{{{case['predicted']}}}" if case["form"] == "answer" else str(case["predicted"])
 
 
-#: Labels that strict accepts although they say wrong, each explained in docs/verification.md.
+#: Labels that strict accepts although they say wrong, each explained in docs/verification-evidence.md.
 STRICT_ACCEPTS = {"v0031", "v0032", "v0187", "v0299", "v0306", "v0346"}
 
 
