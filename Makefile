@@ -100,7 +100,7 @@ test-servers: dev  ## hacrl up, schedules and infra/ on real servers (PostgreSQL
 test-bucket: dev .venv/clouds/ready  ## The store over buckets: SeaweedFS, moto, Azurite, races, damage, a bad network; minutes
 	@$(BIN)/pytest -m "bucket or not bucket" tests/bucket tests/unit/artifacts/test_shared.py tests/flow/test_bucket.py
 
-test-exchange: dev  ## Parties with homes of their own and one bucket: equal digests, hostile parties, kills; a few minutes
+test-exchange: dev  ## Parties with homes of their own and one bucket: equal digests, hostile parties, kills (KILLS=8); minutes
 	@$(BIN)/pytest -m "exchange or not exchange" tests/exchange
 
 # Ray listens on the machine's address, so its cluster gets a network of its own with nothing but loopback.

@@ -1,95 +1,245 @@
-"""What staleness and hostile parties cost in accuracy, over seeds, on the demo's pair.
+"""What staleness and hostile parties cost in accuracy, over seeds, on a small pair of agents.
 
-``python benchmarks/exchange.py --seeds 8 --iterations 10``: each seed runs the campaign in one process with everyone
-fresh, with staleness 1, and with ben's answers replaced by an attack that passes the checks. Everything is kept in
-the home, so the command can be stopped and given again. Prints the mean accuracy over agents and the paired difference.
+    python benchmarks/exchange.py [--seeds 8] [--attack-seeds 4] [--iterations 10] [--minutes 12]
+
+Each seed runs one campaign of two parties in several ways, in one process and on the real stages: everyone fresh,
+staleness 1, ada alone, and once for each attack of ben on ada. Ben's tables are changed before ada sees them, and ada
+applies the checks of an exchange: where one of them finds the attack, nothing of ben is used from that round on. First
+versions are those of seed 0 for all seeds. Everything is kept in the home, so the command can be stopped and given
+again. Prints accuracy, and paired differences with an interval of 95 %.
 """
 
 import argparse
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from exchange_attacks import ATTACKS, Attack, Tables
+from scipy import stats
 
 from flows.campaign import run_campaign
-from flows.rounds import Asked, Everybody, Offered
+from flows.exchange.receiving import check_claims, compare_verdicts, import_table, read_answers_of
+from flows.exchange.trust import inspect
+from flows.rounds import Everybody, Offered
 from flows.run.runner import Done
 from flows.stage_calls import StageCalls
-from hacrl_core.artifacts import Store
+from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import load_config
+from hacrl_core.contracts.tables import ANSWERS, CLAIMS, PROMPTS, SCORES, VERDICTS, TableSchema, read_table, write_table
+from hacrl_core.exchange.messages import Message, Refused
 from stages.runner import run_stage
 from stages.spec import Context, Outcome, StageCall
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "ed25519:" + "A" * 43 + "="
 PARTIES = {"north": {"agents": ["ada"], "public_key": KEY}, "south": {"agents": ["ben"], "public_key": KEY}}
+ARMS = ("fresh", "staleness 1", "alone")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--attack-seeds", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further campaign after so long")
+    parser.add_argument("--home", type=Path, default=Path(".hacrl/bench-exchange"))
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen.home.mkdir(parents=True, exist_ok=True)
+    results = Results(chosen.home / f"exchange-{chosen.iterations}.json")
+    store, begun = Store(chosen.home / "store"), time.monotonic()
+    plan = [(arm, seed) for seed in range(chosen.seeds) for arm in ARMS[:2]]
+    attacks = [(arm, seed) for seed in range(chosen.attack_seeds) for arm in (ARMS[2], *ATTACKS)]
+    for arm, seed in [*plan, *attacks]:
+        if results.has(arm, seed):
+            continue
+        if time.monotonic() - begun > 60 * chosen.minutes:
+            print("the time is up; run the command again to go on")
+            break
+        cpu = time.process_time()
+        found = run_arm(configured(seed, chosen.iterations, arm), store, arm)
+        results.add(arm, seed, {**found, "cpu_seconds": time.process_time() - cpu})
+        print(f"seed {seed}, {arm}: {json.dumps(results.of(arm, seed))}", flush=True)
+    results.show()
+
+
+@dataclass
+class Results:
+    """What has been measured: arm → seed → numbers; kept in a file."""
+
+    path: Path
+    rows: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            self.rows = json.loads(self.path.read_text())
+
+    def has(self, arm: str, seed: int) -> bool:
+        return str(seed) in self.rows.get(arm, {})
+
+    def of(self, arm: str, seed: int) -> dict[str, Any]:
+        return self.rows[arm][str(seed)]
+
+    def add(self, arm: str, seed: int, row: dict[str, Any]) -> None:
+        self.rows.setdefault(arm, {})[str(seed)] = row
+        self.path.write_text(json.dumps(self.rows, indent=1))
+
+    def show(self) -> None:
+        """Print each arm's accuracy and its paired difference to the fresh exchange."""
+        for arm, rows in self.rows.items():
+            seeds = [seed for seed in rows if seed in self.rows.get("fresh", {})]
+            for who in ("mean", "ada"):
+                # Ben trains as always beside an attack, and his accuracy is nobody's loss.
+                if (who == "mean") != (arm in ARMS[:2]) and arm != "fresh":
+                    continue
+                values = np.array([100 * rows[seed][who] for seed in seeds])
+                fresh = np.array([100 * self.rows["fresh"][seed][who] for seed in seeds])
+                print(f"{arm}, {who}: {values.mean():.2f} %; minus fresh {interval(values - fresh)} points", end="")
+                caught = [rows[seed].get("caught") for seed in seeds]
+                print("" if arm in ARMS else f"; found in round {caught}")
+
+
+def interval(differences: "np.ndarray[Any, np.dtype[np.float64]]") -> str:
+    """Return a mean with its interval of 95 % by Student's t."""
+    count = len(differences)
+    if count < 2:
+        return f"{differences.mean():+.2f} (one seed)"
+    half = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / np.sqrt(count)
+    return f"{differences.mean():+.2f} ± {half:.2f} ({count} seeds)"
+
+
+def configured(seed: int, iterations: int, arm: str) -> CampaignConfig:
+    """The small pair as two parties, evaluated at the end."""
+    raw = load_config(ROOT / "benchmarks" / "exchange.yaml", CampaignConfig).model_dump(mode="json")
+    raw |= {"seed": seed, "iterations": iterations, "parties": PARTIES, "tracking": {"enabled": False}}
+    raw["evaluate"]["every"] = iterations
+    raw["exchange"] = {"staleness": int(arm == "staleness 1")}
+    return CampaignConfig.model_validate(raw)
+
+
+def run_arm(config: CampaignConfig, store: Store, arm: str) -> dict[str, Any]:
+    """Run a campaign; return the accuracy of both agents and the round in which an attack was found."""
+    runner = Inline(store, config, ATTACKS.get(arm))
+    guard = Guard(config, runner, alone=arm == "alone")
+    run_campaign(config, StageCalls(config), runner, guard)
+    found: dict[str, Any] = {}
+    for agent in config.agents:
+        label = f"evaluate {agent} held_out #{config.iterations}"
+        found[agent] = runner.outcomes[label].metrics["evaluate/held_out/accuracy"]
+    shared = [outcome.ref.path for label, outcome in runner.outcomes.items() if label.startswith(("share", "verify"))]
+    size = sum(path.stat().st_size for folder in shared for path in folder.glob("*.parquet") if path.stem != "timings")
+    found |= {"mean": float(np.mean(list(found.values()))), "table_bytes_per_iteration": size / config.iterations}
+    return found | {"caught": guard.caught, "why": guard.why}
 
 
 class Inline:
-    """Runs every stage on the spot and keeps what each gave."""
+    """Runs every stage on the spot, and puts an attack's tables in the place of ben's."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, config: CampaignConfig, attack: Attack | None) -> None:
+        self.store, self.config, self.attack = store, config, attack
         self.contexts: dict[str, Context] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.tables: dict[int, Tables] = {}
 
     def submit(self, planned: StageCall) -> Done:
+        """Run the call; first versions are those of seed 0, so that they are trained once."""
+        if planned.stage == "warmstart":
+            first = StageCalls(self.config.model_copy(update={"seed": 0})).origin(planned.agent)
+            planned = replace(planned, seed=first.seed)
         call = planned.bound()
         outcome = run_stage(self.store, call, self.contexts.setdefault(call.agent, Context()))
+        if self.attack is not None and call.agent == "ben" and call.stage == "share":
+            outcome = replace(outcome, ref=self.forged(call, outcome.ref, self.attack))
         self.outcomes[call.label] = outcome
         return Done(planned, outcome)
 
     def iteration_done(self, iteration: int) -> None:
-        print(".", end="", flush=True)
+        """Nobody has to be told."""
+
+    def forged(self, call: StageCall, ref: ArtifactRef, attack: Attack) -> ArtifactRef:
+        """Publish what an attack makes of a table of ben's, beside the true one."""
+        iteration = call.iteration or 0
+        if call.variant == "answers":
+            prompts = self.outcomes[f"sample #{iteration}"].ref.path / "prompts.parquet"
+            answers = self.outcomes[f"share ada answers #{iteration}"].ref.path / "answers.parquet"
+            tables = self.tables[iteration] = Tables(
+                iteration,
+                read_table(ref.path / "answers.parquet", ANSWERS).to_pylist(),
+                {row["prompt_id"]: row["answer"] for row in read_table(prompts, PROMPTS).to_pylist()},
+                read_table(answers, ANSWERS).to_pylist(),
+            )
+            attack.answers(tables)
+            return self.publish(call, ANSWERS, tables.answers, attack.name)
+        tables = self.tables.pop(iteration)
+        tables.true_claims = read_table(ref.path / "claims.parquet", CLAIMS).to_pylist()
+        scores = self.outcomes[f"score ada #{iteration}"].ref.path / "scores.parquet"
+        rows = read_table(scores, SCORES).select(["rollout_id", "mean_logprob"]).to_pylist()
+        tables.learner = {row["rollout_id"]: row["mean_logprob"] for row in rows}
+        attack.claims(tables)
+        return self.publish(call, CLAIMS, tables.claims, attack.name)
+
+    def publish(self, call: StageCall, schema: TableSchema, rows: list[dict[str, Any]], name: str) -> ArtifactRef:
+        """Write a forged table as an artifact under a key of its own."""
+        path = self.store.root / f"forged-{schema.name}.parquet"
+        write_table(path, schema, {n: [row[n] for row in rows] for n in schema.fields.names})
+        marked = replace(call, seed=sum(name.encode()) + 1)
+        return import_table(self.store, marked, f"{schema.name}.parquet", schema.tag, len(rows), path.read_bytes())
 
 
-class Alone(Everybody):
-    """Nobody trusts the other: what remains when a party is quarantined from the first round on."""
+class Guard(Everybody):
+    """Ada's checks of what ben shares, as a party makes them; ben trusts everybody."""
 
-    def trusted(self, iteration: int, learner: str, heard: list[str], offered: Offered) -> list[str]:
-        return [learner]
+    def __init__(self, config: CampaignConfig, runner: Inline, *, alone: bool) -> None:
+        self.config, self.runner, self.alone = config, runner, alone
+        self.caught: int | None = None
+        self.why = ""
 
-    def answered(self, iteration: int, asked: Asked) -> list[str]:
-        return list(asked.answers)
+    def trusted(self, iteration: int, learner: str, heard: Sequence[str], offered: Offered) -> Sequence[str]:
+        if learner != "ada":
+            return heard
+        if self.alone or self.caught is not None:
+            return ["ada"]
+        try:
+            self.check(iteration, offered)
+        except Refused as refused:
+            self.caught, self.why = iteration, f"{refused.reason}: {refused.what}"
+            return ["ada"]
+        return heard
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--home", type=Path, default=Path(".hacrl/bench-exchange"))
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    store = Store(chosen.home / "store")
-    rows: dict[str, list[float]] = {"fresh": [], "staleness 1": [], "quarantined": []}
-    for seed in range(chosen.seeds):
-        for name, found in rows.items():
-            found.append(accuracy(configured(seed, chosen.iterations, name), store, name))
-        print(f" seed {seed}: " + ", ".join(f"{name} {found[-1]:.1%}" for name, found in rows.items()), flush=True)
-        (chosen.home / "exchange.json").write_text(json.dumps({"iterations": chosen.iterations, **rows}, indent=1))
-    for name in ("staleness 1", "quarantined"):
-        difference = 100 * (np.array(rows[name]) - np.array(rows["fresh"]))
-        error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else float("nan")
-        print(f"{name} − fresh: {difference.mean():+.2f} ± {error:.2f} points over {len(difference)} seeds")
-
-
-def configured(seed: int, iterations: int, name: str) -> CampaignConfig:
-    """The demo's pair as two parties, evaluated at the end."""
-    raw = load_config(ROOT / "configs" / "demo.yaml", CampaignConfig).model_dump(mode="json")
-    raw |= {"seed": seed, "iterations": iterations, "parties": PARTIES, "tracking": {"enabled": False}}
-    raw["evaluate"]["every"] = iterations
-    raw["exchange"] = {"staleness": int(name == "staleness 1")}
-    return CampaignConfig.model_validate(raw)
-
-
-def accuracy(config: CampaignConfig, store: Store, name: str) -> float:
-    """Return the mean accuracy of both agents after the campaign."""
-    runner = Inline(store)
-    run_campaign(config, StageCalls(config), runner, Alone() if name == "quarantined" else Everybody())
-    last = [f"evaluate {agent} held_out #{config.iterations}" for agent in config.agents]
-    return float(np.mean([runner.outcomes[label].metrics["evaluate/held_out/accuracy"] for label in last]))
+    def check(self, iteration: int, offered: Offered) -> None:
+        """Raise Refused where ada would refuse ben's tables."""
+        message = Message(campaign="", kind="answers", party="south", agent="ben", iteration=iteration)
+        answers, claims = offered.asked.answers["ben"].outcome().ref, offered.claims["ben"].outcome().ref
+        prompts = read_table(offered.asked.prompts.outcome().ref.path / "prompts.parquet", PROMPTS)
+        told = read_answers_of(
+            (answers.path / "answers.parquet").read_bytes(), message, prompts["prompt_id"].to_pylist(), self.config
+        )
+        check_claims((claims.path / "claims.parquet").read_bytes(), message, told, self.config)
+        own = offered.verdicts["ben"].outcome().ref
+        attack = self.runner.attack
+        if attack is not None and attack.lies_about_rewards:
+            rows = read_table(own.path / "verdicts.parquet", VERDICTS).to_pylist()
+            lie = self.runner.store.root / "forged-verdicts.parquet"
+            columns = {name: [row[name] for row in rows] for name in VERDICTS.fields.names}
+            columns |= {"reward": [1.0] * len(rows), "verdict": ["correct"] * len(rows)}
+            write_table(lie, VERDICTS, columns)
+            compare_verdicts(lie.read_bytes(), message, own, self.config)
+        inspect(
+            self.config,
+            "ada",
+            message,
+            answers,
+            claims,
+            offered.scores["ada"].outcome().ref,
+            offered.asked.rollouts["ada"].outcome().ref,
+            own,
+        )
 
 
 if __name__ == "__main__":

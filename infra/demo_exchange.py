@@ -3,54 +3,75 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("HACRL_HOME", ".hacrl")).absolute() / "exchange-demo"
 PARTIES = {"north": "ada", "south": "ben"}
+HACRL = [sys.executable, "-m", "flows.cli"]
+# From here on a party's output is only in its log.
+LAST_SHOWN = "Time and memory by stage"
 
 
 def main() -> int:
     """Make keys and a config, run both parties at the same time, and show what came of it."""
-    hacrl = [sys.executable, "-m", "flows.cli"]
     (PLACE / "keys").mkdir(parents=True, exist_ok=True)
-    public = {name: _public_key(hacrl, PLACE / "keys" / f"{name}.key") for name in PARTIES}
+    public = {name: _public_key(PLACE / "keys" / f"{name}.key") for name in PARTIES}
     config = PLACE / "campaign.yaml"
     config.write_text(_config(public))
-    print(f"two parties, two homes below {PLACE}, one folder between them; their logs are north.log and south.log")
-    running = []
-    for name in PARTIES:
-        own = [
-            "--set",
-            f"party.name={name}",
-            "--set",
-            f"party.key={PLACE}/keys/{name}.key",
-            "--home",
-            str(PLACE / name),
-        ]
-        log = (PLACE / f"{name}.log").open("w")
-        running.append(subprocess.Popen([*hacrl, "run", str(config), *own], stdout=log, stderr=log, cwd=ROOT))
-    codes = [process.wait() for process in running]
-    for name, code in zip(PARTIES, codes, strict=True):
+    print(f"Two parties, each with a key, a home and an agent of its own, below {PLACE}.", flush=True)
+    print("north trains ada, south trains ben. Between them is the folder bucket, and nothing else.", flush=True)
+    codes = _run_parties(config)
+    for name, code in codes.items():
         if code:
             print(f"{name} ended with {code}; see {PLACE / name}.log")
-            return code
-        print("\n".join((PLACE / f"{name}.log").read_text().strip().splitlines()[-12:]))
-    subprocess.run([*hacrl, "exchange", "status", str(config), "--home", str(PLACE / "north")], check=True, cwd=ROOT)
+    if any(codes.values()):
+        return max(codes.values())
+    subprocess.run([*HACRL, "exchange", "status", str(config), "--home", str(PLACE / "north")], check=True, cwd=ROOT)
     homes = [part for name in PARTIES for part in ("--of", str(PLACE / name))]
-    picture = str(PLACE / "who-learned-from-whom.svg")
-    subprocess.run([*hacrl, "exchange", "picture", str(config), picture, *homes], check=True, cwd=ROOT)
-    weights = {name: len(list((PLACE / "bucket").rglob("*.safetensors"))) for name in PARTIES}
-    print(f"weight files in the bucket: {max(weights.values())}")
+    picture = str(PLACE / "who-learned-from-whom.png")
+    subprocess.run([*HACRL, "exchange", "picture", str(config), picture, *homes], check=True, cwd=ROOT)
+    weights = sum(path.suffix not in (".json", ".parquet") for path in (PLACE / "bucket").rglob("*") if path.is_file())
+    print(f"objects in the bucket that are neither messages nor their tables, such as weights: {weights}")
     return 0
 
 
-def _public_key(hacrl: list[str], path: Path) -> str:
+def _run_parties(config: Path) -> dict[str, int]:
+    """Run both parties, show what they say as they say it, and return their exit codes."""
+    codes: dict[str, int] = {}
+
+    def run(name: str) -> None:
+        own = ["--set", f"party.name={name}", "--set", f"party.key={PLACE}/keys/{name}.key"]
+        command = [*HACRL, "run", str(config), *own, "--home", str(PLACE / name)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
+        )
+        shown = True
+        assert process.stdout is not None
+        with (PLACE / f"{name}.log").open("w") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                shown = shown and not line.startswith(LAST_SHOWN)
+                if shown and line.strip():
+                    print(f"{name} | {line}", end="", flush=True)
+        codes[name] = process.wait()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in PARTIES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: codes.get(name, 1) for name in PARTIES}
+
+
+def _public_key(path: Path) -> str:
     """Make a party's key, or read the public key of one that was made before."""
     note = path.with_suffix(".public")
     if not note.exists():
         path.unlink(missing_ok=True)
-        made = subprocess.run([*hacrl, "exchange", "keygen", str(path)], check=True, capture_output=True, text=True)
+        made = subprocess.run([*HACRL, "exchange", "keygen", str(path)], check=True, capture_output=True, text=True)
         note.write_text(made.stdout.strip())
     return note.read_text()
 

@@ -12,6 +12,7 @@ from pydantic import NonNegativeInt
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.tables import ANSWERS, CLAIMS, SCORES, read_answers, read_table
+from hacrl_core.exchange.footers import remove_writer
 from stages.spec import Context, OutFolder, Result, Stage
 
 SharedKind = Literal["answers", "claims"]
@@ -35,6 +36,7 @@ def run(
     if config.kind == "answers":
         table = read_answers(source)
         out.write(ANSWERS, {name: table[name].to_pylist() for name in ANSWERS.fields.names})
+        remove_writer(out.path / "answers.parquet")
         return Result({"share/answers": float(table.num_rows)})
     own = [row for row in read_table(source / "scores.parquet", SCORES).to_pylist() if row["is_own"]]
     out.write(
@@ -45,7 +47,8 @@ def run(
             "tokens": [len(row["token_ids"]) for row in own],
         },
     )
+    remove_writer(out.path / "claims.parquet")
     return Result({"share/claims": float(len(own))})
 
 
-STAGE = Stage("share", 1, ShareSlice, run)
+STAGE = Stage("share", 2, ShareSlice, run)

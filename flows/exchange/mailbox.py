@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,21 +27,30 @@ _OWN_BUSINESS = {
     *("party", "store", "runtime", "tracking", "schedule", "keep", "exchange", "parties", "agents"),
     *("iterations", "evaluate"),
 }
-_OWN_OF_AGENTS = {"checkpoint", "device", "gpus", "attention", "node"}
+_OWN_OF_AGENTS = {"checkpoint", "device", "gpus", "attention", "node", "joins", "leaves"}
 # A bucket that is away is asked again so often, in seconds.
 _PATIENCE = 5.0
+# A message has a few hundred bytes. Nothing larger is downloaded.
+_LARGEST_MESSAGE = 1 << 16
 
 
-def campaign_digest(config: CampaignConfig) -> str:
-    """Return the digest of the settings that all parties must share: a message of another campaign never fits."""
+def campaign_digest(config: CampaignConfig, iteration: int) -> str:
+    """Return the digest of the settings that all parties of a round must share: no message of another campaign fits.
+
+    Only who takes part in the round counts, so that an agent that joins or leaves later changes nothing before that.
+    """
+    present = config.present(iteration)
     # Without defaults: a setting that a later version adds must not part the parties that have not set it.
     shared = config.model_dump(mode="json", exclude=_OWN_BUSINESS, exclude_defaults=True)
     shared["agents"] = {
         name: agent.model_dump(mode="json", exclude=_OWN_OF_AGENTS, exclude_defaults=True)
         for name, agent in config.agents.items()
+        if name in present
     }
     shared["parties"] = {
-        name: party.model_dump(mode="json", exclude_defaults=True) for name, party in config.parties.items()
+        name: {**party.model_dump(mode="json", exclude_defaults=True), "agents": here}
+        for name, party in config.parties.items()
+        if (here := [agent for agent in party.agents if agent in present])
     }
     shared["staleness"] = config.exchange.staleness
     return digest_of(shared)
@@ -54,24 +64,48 @@ class Mailbox:
     ) -> None:
         self.config, self.bucket, self.folder = config, bucket, folder
         self.me = config.party.name if config.party is not None else ""
-        self.campaign = campaign_digest(config)
+        self._campaigns: dict[tuple[str, ...], str] = {}
         self.keys = {name: party.public_key for name, party in config.parties.items()}
         self.sent_bytes = self.received_bytes = 0
         self._private, self._warn = private, warn
-        self._told: set[str] = set()
+        self._away = False
+        # What was read of rounds that are not over; by its place.
         self._known: dict[str, Message] = {}
         self._lock = threading.Lock()
+
+    def forget(self, iteration: int) -> None:
+        """Let go of what was read of rounds up to this one; it is on the disk."""
+        with self._lock:
+            self._known = {place: m for place, m in self._known.items() if m.iteration > iteration}
+
+    def campaign(self, iteration: int) -> str:
+        """Return the digest of what all parties of a round must share."""
+        present = tuple(self.config.present(iteration))
+        if present not in self._campaigns:
+            self._campaigns[present] = campaign_digest(self.config, iteration)
+        return self._campaigns[present]
 
     # -- write -----------------------------------------------------------------------------------------------------
 
     def message(self, kind: Kind, agent: str, iteration: int, **fields: object) -> Message:
         """Return a message of this party."""
-        plain = {"campaign": self.campaign, "kind": kind, "party": self.me, "agent": agent, "iteration": iteration}
+        plain = {
+            "campaign": self.campaign(iteration),
+            "kind": kind,
+            "party": self.me,
+            "agent": agent,
+            "iteration": iteration,
+        }
         return Message.model_validate({**plain, **fields})
 
     def was_sent(self, kind: Kind, agent: str, iteration: int) -> bool:
         """Whether this party knows that its message is in the bucket."""
         return (self.folder / "sent" / path_of(self.me, kind, agent, iteration)).exists()
+
+    def sent(self, kind: Kind, agent: str, iteration: int) -> Message:
+        """Return a message that this party has sent."""
+        raw = (self.folder / "sent" / path_of(self.me, kind, agent, iteration)).read_bytes()
+        return Message.model_validate(json.loads(raw)["message"])
 
     def send(self, message: Message, tables: Mapping[str, bytes]) -> None:
         """Write tables, then the message that names them; waits while the bucket is away. A message stands once sent.
@@ -83,8 +117,8 @@ class Mailbox:
         for path, data in tables.items():
             self._patiently(lambda p=path, d=data: self.bucket.write(self.table_path(message, p), d))  # type: ignore[misc]
         if not self._patiently(lambda: self.bucket.create(self.object_path(place), raw)):
-            found = self._patiently(lambda: self.bucket.read(self.object_path(place))) or b""
             try:
+                found = self._read(place, self.me, _LARGEST_MESSAGE) or b""
                 check_place(
                     unseal(found, self.me, self.keys, place), message, self.config.parties[self.me].agents, place
                 )
@@ -123,13 +157,15 @@ class Mailbox:
         except FileNotFoundError:
             raw = b""
         from_disk = bool(raw)
-        if not raw and not local:
-            raw = self._patiently(lambda: self.bucket.read(self.object_path(place))) or b""
-        if not raw:
-            return None
         try:
+            if not raw and not local:
+                raw = self._read(place, party, _LARGEST_MESSAGE) or b""
+            if not raw:
+                return None
             message = unseal(raw, party, self.keys, place)
-            expected = Message(campaign=self.campaign, kind=kind, party=party, agent=agent, iteration=iteration)
+            expected = Message(
+                campaign=self.campaign(iteration), kind=kind, party=party, agent=agent, iteration=iteration
+            )
             check_place(message, expected, self.config.parties[party].agents, place)
         except Refused as refused:
             self.refuse(refused, {"message.json": raw}, iteration)
@@ -139,16 +175,23 @@ class Mailbox:
         if not from_disk:
             self._keep("received", place, raw)
             self.received_bytes += len(raw)
-        self._known[place] = message
+        with self._lock:
+            self._known[place] = message
         return message
 
     def fetch(self, message: Message, path: str) -> bytes:
-        """Return a table that travels with a message; raise Refused where it is not what was signed."""
+        """Return a table that travels with a message; raise Refused where it is not what was signed.
+
+        No more bytes are downloaded than the message says; whether it may say so many is ``check_size``'s business.
+        """
         table = next((t for t in message.tables if t.path == path), None)
         if table is None:
             raise Refused(message.party, "unfounded", f"{message.label} comes without {path}")
+        place = f"{message.party}/{message.iteration:06d}/{message.agent}.{path}"
+        data: bytes | None = None
         for attempt in range(3):
-            data = self._patiently(lambda: self.bucket.read(self.table_path(message, path)))
+            with suppress(Refused):
+                data = self._read(place, message.party, table.bytes)
             if data is not None and hashlib.sha256(data).hexdigest() == table.sha256:
                 self.received_bytes += len(data)
                 return data
@@ -157,13 +200,15 @@ class Mailbox:
         self.refuse(refused, {"message.json": message.model_dump_json().encode(), path: data or b""}, message.iteration)
         raise refused
 
+    def kept_closing(self, phase: str, iteration: int) -> Message | None:
+        """Return the closing of a round that this party has found right or has decided on itself."""
+        kept = self.folder / "received" / round_path(phase, iteration)
+        return Message.model_validate(json.loads(kept.read_bytes())["message"]) if kept.exists() else None
+
     def closing(self, phase: str, iteration: int) -> tuple[Message, float] | None:
-        """Return how a round was closed, and when by the bucket's clock; a closing that is refused counts as absent."""
+        """Return how a round was closed, and when by the bucket's clock; raise Refused where nobody signed that."""
         place = round_path(phase, iteration)
-        kept = self.folder / "received" / place
-        if kept.exists():
-            return Message.model_validate(json.loads(kept.read_bytes())["message"]), 0.0
-        raw = self._patiently(lambda: self.bucket.read(self.object_path(place)))
+        raw = self._read(place, "somebody", _LARGEST_MESSAGE)
         stat = self._patiently(lambda: self.bucket.stat(self.object_path(place)))
         if raw is None or stat is None:
             return None
@@ -172,7 +217,7 @@ class Mailbox:
             raise Refused(signer or "somebody", "unsigned", f"{place} names no party as its author")
         message = unseal(raw, signer, self.keys, place)
         if (message.campaign, message.kind, message.iteration, message.source) != (
-            self.campaign,
+            self.campaign(iteration),
             "closing",
             iteration,
             phase,
@@ -183,9 +228,14 @@ class Mailbox:
     def keep_closing(self, phase: str, iteration: int) -> None:
         """Keep a closing that was found right."""
         place = round_path(phase, iteration)
-        raw = self._patiently(lambda: self.bucket.read(self.object_path(place)))
+        raw = self._read(place, "somebody", _LARGEST_MESSAGE)
         if raw is not None:
             self._keep("received", place, raw)
+
+    def closed_at(self, phase: str, iteration: int) -> float:
+        """Return when somebody closed a round, by the bucket's clock, whatever the closing says; 0 if nobody did."""
+        stat = self._patiently(lambda: self.bucket.stat(self.object_path(round_path(phase, iteration))))
+        return stat.modified if stat is not None else 0.0
 
     def opened(self, iteration: int) -> float:
         """Return when a round was opened, by the bucket's clock; the first who asks opens it."""
@@ -199,13 +249,11 @@ class Mailbox:
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def refuse(self, refused: Refused, evidence: Mapping[str, bytes], iteration: int = 0) -> None:
-        """Say once what was refused, and keep the evidence."""
-        with self._lock:
-            if str(refused) in self._told:
-                return
-            self._told.add(str(refused))
-        name = hashlib.sha256(str(refused).encode()).hexdigest()[:12]
+        """Say once what was refused, and keep the evidence: what has evidence was told before."""
+        name = hashlib.sha256(f"{iteration}: {refused}".encode()).hexdigest()[:12]
         folder = self.folder / "evidence" / f"{refused.party}-{refused.reason}-{name}"
+        if (folder / "why.json").exists():
+            return
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in evidence.items():
             (folder / Path(path).name).write_bytes(data)
@@ -236,15 +284,23 @@ class Mailbox:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_synced(path, raw.decode())
 
+    def _read(self, place: str, party: str, most: int) -> bytes | None:
+        """Return an object's bytes, or None where there is none; raise Refused for one that is too large."""
+        path = self.object_path(place)
+        stat = self._patiently(lambda: self.bucket.stat(path))
+        if stat is not None and stat.size > most:
+            raise Refused(party, "altered", f"{place} has {stat.size} bytes, and at most {most} can be right")
+        return None if stat is None else self._patiently(lambda: self.bucket.read(path))
+
     def _patiently(self, request: Callable[[], T]) -> T:
-        """Ask the bucket, again and again while it is away."""
+        """Ask the bucket, again and again while it is away; say so once each time it goes away."""
         while True:
             try:
-                return request()
+                answer = request()
+                self._away = False
+                return answer
             except BucketError as problem:
-                with self._lock:
-                    new = str(problem) not in self._told
-                    self._told.add(str(problem))
+                new, self._away = not self._away, True
                 if new:
                     self._warn(f"exchange: {problem}; trying again every {_PATIENCE:g} s")
                 time.sleep(_PATIENCE)

@@ -1,65 +1,197 @@
-"""A picture of who learned how much from whom: a row per learner, a column per sampler."""
+"""A picture of who learned what from whom: a row per learner, with whose answers weighed, on what, to what effect."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from flows.exchange.status import published
 from flows.home import Home
-from flows.record.record import read_entries
-from hacrl_core.artifacts import open_store
+from flows.record.record import Entry, read_entries
+from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.contracts.tables import CREDIT, read_table
+from hacrl_core.contracts.tables import CREDIT, EVALUATION, PROMPTS, read_table
 from hacrl_core.errors import ConfigError
 
-# learner → sampler → round → sum of |ω·A|, the weight of the sampler's answers in the learner's update
-Weights = dict[str, dict[str, dict[int, float]]]
+# More kinds of problems than these are drawn as one.
+_MOST_KINDS = 6
+_COLOURS = ("#3566a8", "#e08a2e", "#5a9e57", "#b0508c", "#7a6bb8", "#8c8c8c")
 
 
-def weights_of(config: CampaignConfig, homes: Sequence[Home]) -> Weights:
-    """Return how much each sampler's answers weighed in each learner's updates, from the parties' credit tables."""
-    found: Weights = defaultdict(lambda: defaultdict(dict))
+@dataclass
+class Learning:
+    """What one learner's home says. Weights: sums of |ω·A| over answers: what an update gives them, before clipping."""
+
+    # sampler → round → weight
+    by_round: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    # kind of problem → sampler → weight
+    by_kind: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    # kind of problem → accuracy before and after
+    accuracy: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def share(self, sampler: str) -> float:
+        """Return the share of a sampler in everything that weighed."""
+        total = sum(sum(of.values()) for of in self.by_round.values())
+        return sum(self.by_round[sampler].values()) / total if total else 0.0
+
+
+def learning_of(config: CampaignConfig, homes: Sequence[Home]) -> dict[str, Learning]:
+    """Return what each learner in these homes learned from whom, from its credit tables and evaluations."""
+    found: dict[str, Learning] = defaultdict(Learning)
     for home in homes:
         store = open_store(home.store)
-        for entry in read_entries(home.campaign(config.name)):
+        entries = read_entries(home.campaign(config.name))
+        kinds = _kinds(store, entries)
+        for entry in entries:
             if entry.stage != "credit" or entry.iteration is None:
                 continue
-            rows = read_table(store.folder("credit", entry.key) / "credit.parquet", CREDIT).to_pylist()
-            for row in rows:
-                of = found[entry.agent][row["sampler"]]
-                of[entry.iteration] = of.get(entry.iteration, 0.0) + abs(row["omega"] * row["advantage"])
+            one = found[entry.agent]
+            for row in read_table(store.folder("credit", entry.key) / "credit.parquet", CREDIT).to_pylist():
+                weight = abs(row["omega"] * row["advantage"])
+                one.by_round[row["sampler"]][entry.iteration] += weight
+                one.by_kind[kinds[row["prompt_id"]]][row["sampler"]] += weight
+        for agent in {entry.agent for entry in entries if entry.stage == "credit"}:
+            _read_accuracy(found[agent], store, [e for e in entries if e.stage == "evaluate" and e.agent == agent])
     if not found:
         raise ConfigError(f"campaign {config.name}: the homes have no finished round of it; run its parties first")
-    return found
+    return {agent: found[agent] for agent in config.agents if agent in found}
 
 
 def draw_exchange(config: CampaignConfig, homes: Sequence[Home], file: Path) -> None:
-    """Draw, for each learner, what share of an update's weight each sampler had, round by round."""
+    """Draw a row per learner: whose answers weighed, on which problems, and the accuracy before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    weights = weights_of(config, homes)
-    learners = [agent for agent in config.agents if agent in weights]
-    figure, axes = pyplot.subplots(len(learners), 1, figsize=(7, 2.4 * len(learners)), squeeze=False, sharex=True)
-    for axis, learner in zip(axes[:, 0], learners, strict=True):
-        rounds = sorted({i for of in weights[learner].values() for i in of})
-        totals = [sum(of.get(i, 0.0) for of in weights[learner].values()) or 1.0 for i in rounds]
-        floor = np.zeros(len(rounds))
-        for place, sampler in enumerate(config.agents):
-            of = weights[learner].get(sampler, {})
-            share = np.array([of.get(i, 0.0) / total for i, total in zip(rounds, totals, strict=True)])
-            who = "itself" if sampler == learner else f"{sampler} ({config.party_of(sampler)})"
-            axis.bar(rounds, share, bottom=floor, color=f"C{place}", label=who, width=0.9)
-            floor += share
-        axis.set_title(f"{learner} ({config.party_of(learner)}) learned from", fontsize=10, loc="left")
-        axis.set_ylim(0, 1)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_ylabel("share of the weight")
-        axis.legend(fontsize=8, loc="upper right")
-    axes[-1, 0].set_xlabel("round")
-    figure.tight_layout()
-    figure.savefig(file)
+    learned = learning_of(config, homes)
+    colours = {agent: _COLOURS[i % len(_COLOURS)] for i, agent in enumerate(config.agents)}
+    figure, axes = pyplot.subplots(
+        len(learned), 3, figsize=(11, 1.3 + 2.5 * len(learned)), squeeze=False, width_ratios=(1.25, 1, 1)
+    )
+    for row, (learner, one) in zip(axes, learned.items(), strict=True):
+        _draw_rounds(row[0], config, learner, one, colours)
+        _draw_kinds(row[1], learner, one, colours)
+        _draw_accuracy(row[2], one, colours[learner])
+    axes[0, 0].set_title("from whom: share of the update's weight, by round", fontsize=9)
+    axes[0, 1].set_title("what: the same by kind of problem", fontsize=9)
+    axes[0, 2].set_title("to what effect: accuracy on held-out problems", fontsize=9)
+    axes[-1, 0].set_xlabel("round", fontsize=9)
+    figure.suptitle(_headline(config, learned), fontsize=11, x=0.02, ha="left", linespacing=1.5)
+    figure.tight_layout(rect=(0, 0, 1, 0.99))
+    figure.savefig(file, dpi=110)
     pyplot.close(figure)
+
+
+def _draw_rounds(axis: Any, config: CampaignConfig, learner: str, one: Learning, colours: Mapping[str, str]) -> None:
+    rounds = sorted({i for of in one.by_round.values() for i in of})
+    totals = [sum(of[i] for of in one.by_round.values()) or 1.0 for i in rounds]
+    floor = [0.0] * len(rounds)
+    # Oneself first: what is above it came from others.
+    for sampler in sorted(one.by_round, key=lambda s: s != learner):
+        shares = [one.by_round[sampler][i] / total for i, total in zip(rounds, totals, strict=True)]
+        axis.bar(rounds, shares, bottom=floor, color=colours[sampler], width=1.0)
+        who = f"its own answers {one.share(sampler):.0%}" if sampler == learner else ""
+        who = who or f"{sampler} of {config.party_of(sampler)} {one.share(sampler):.0%}"
+        middle = sum(low + share / 2 for low, share in zip(floor, shares, strict=True)) / len(rounds)
+        axis.text(
+            sum(rounds) / len(rounds), middle, who, color="white", ha="center", va="center", fontsize=9, weight="bold"
+        )
+        floor = [low + share for low, share in zip(floor, shares, strict=True)]
+    axis.set_ylim(0, 1)
+    axis.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"], fontsize=8)
+    axis.set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_ylabel(f"{learner} of {config.party_of(learner)}\nlearned from", fontsize=10)
+    _bare(axis)
+
+
+def _draw_kinds(axis: Any, learner: str, one: Learning, colours: Mapping[str, str]) -> None:
+    kinds = sorted(one.by_kind, reverse=True)
+    for place, kind in enumerate(kinds):
+        total, left = sum(one.by_kind[kind].values()) or 1.0, 0.0
+        for sampler in sorted(one.by_round, key=lambda s: s != learner):
+            share = one.by_kind[kind][sampler] / total
+            axis.barh(place, share, left=left, color=colours[sampler], height=0.6)
+            if share > 0.08:
+                axis.text(
+                    left + share / 2, place, f"{share:.0%}", color="white", ha="center", va="center", fontsize=9
+                )  # fmt: skip
+            left += share
+    axis.set_yticks(range(len(kinds)), kinds, fontsize=9)
+    axis.set_ylim(-0.6, len(kinds) - 0.4)
+    axis.set_xlim(0, 1)
+    axis.set_xticks([])
+    _bare(axis)
+
+
+def _draw_accuracy(axis: Any, one: Learning, colour: str) -> None:
+    kinds = sorted(one.accuracy, reverse=True)
+    for place, kind in enumerate(kinds):
+        before, after = one.accuracy[kind]
+        axis.annotate("", (after, place), (before, place), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2})
+        axis.plot([before], [place], "o", color="white", markeredgecolor=colour, markersize=6)
+        text = f"{before:.0%} → {after:.0%}"
+        axis.text((before + after) / 2, place + 0.22, text, ha="center", fontsize=9)
+    axis.set_yticks(range(len(kinds)), kinds, fontsize=9)
+    axis.set_ylim(-0.6, max(len(kinds), 1) - 0.4)
+    axis.set_xlim(0, 1)
+    axis.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"], fontsize=8)
+    _bare(axis)
+
+
+def _bare(axis: Any) -> None:
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(length=0)
+
+
+def _headline(config: CampaignConfig, learned: Mapping[str, Learning]) -> str:
+    """Say in two lines what crossed between the parties."""
+    places = published(config)
+    rounds = len({iteration for _, iteration in places}) or 1
+    total = sum(one.bytes for one in places.values())
+    who = ", ".join(f"{name} has {' and '.join(party.agents)}" for name, party in config.parties.items())
+    answers = rounds * config.prompts_per_iteration * config.group_size
+    return (
+        f"{config.name}: {who}; no party ever has another's weights\n"
+        f"{rounds} rounds, {answers} answers of each agent were shared, {total / 1000 / rounds:.0f} kB per round"
+    )
+
+
+def _kinds(store: Store, entries: Sequence[Entry]) -> dict[str, str]:
+    """Return the kind of each problem: its tag ``kind``, else where it came from."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.stage == "sample":
+            table = read_table(store.folder("sample", entry.key) / "prompts.parquet", PROMPTS)
+            for row in table.select(["prompt_id", "source", "tags"]).to_pylist():
+                found[row["prompt_id"]] = _kind(row["tags"]) or row["source"]
+    return found if len(set(found.values())) <= _MOST_KINDS else dict.fromkeys(found, "all problems")
+
+
+def _kind(tags: str) -> str:
+    known = json.loads(tags or "{}")
+    return str(known.get("kind", "")) if isinstance(known, dict) else ""
+
+
+def _read_accuracy(one: Learning, store: Store, entries: Sequence[Entry]) -> None:
+    """Fill in the accuracy of the first and the last evaluation of the first benchmark, by kind of problem."""
+    first = next((entry.variant for entry in entries), None)
+    dated = sorted(
+        (e for e in entries if e.variant == first and e.iteration is not None), key=lambda e: e.iteration or 0
+    )
+    if len(dated) < 2:
+        return
+    before, after = (_accuracy(store, entry, set(one.by_kind)) for entry in (dated[0], dated[-1]))
+    one.accuracy = {kind: (before[kind], after[kind]) for kind in before if kind in after}
+
+
+def _accuracy(store: Store, entry: Entry, kinds: set[str]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in read_table(store.folder("evaluate", entry.key) / "evaluation.parquet", EVALUATION).to_pylist():
+        kind = _kind(row["tags"])
+        rewards[kind if kind in kinds else "all problems"].append(float(row["verdict"] == "correct"))
+    return {kind: sum(values) / len(values) for kind, values in rewards.items()}

@@ -3,7 +3,6 @@
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +22,14 @@ _BYTES_PER_CHARACTER = 4
 _OVERHEAD = 1 << 20
 
 
+def largest(rows: int, config: CampaignConfig) -> int:
+    """Return how many bytes a table of a round can have."""
+    return rows * (config.exchange.max_characters * _BYTES_PER_CHARACTER + 1024) + _OVERHEAD
+
+
 def check_size(message: Message, path: str, rows: int, config: CampaignConfig) -> None:
     """Raise Refused for a table that is larger than a round's can be, before it is downloaded."""
-    most = rows * (config.exchange.max_characters * _BYTES_PER_CHARACTER + 1024) + _OVERHEAD
+    most = largest(rows, config)
     size = next((table.bytes for table in message.tables if table.path == path), 0)
     if size > most:
         raise Refused(message.party, "spam", f"{path} of {message.label} has {size} bytes, a round has at most {most}")
@@ -33,11 +37,9 @@ def check_size(message: Message, path: str, rows: int, config: CampaignConfig) -
 
 def read_answers_of(data: bytes, message: Message, prompts: Sequence[str], config: CampaignConfig) -> list[Any]:
     """Return the rows of an answers table; raise Refused unless they answer exactly this round's prompts."""
-    rows = _rows(data, ANSWERS, message)
     agent, samples = message.agent, config.group_size
     wanted = [f"{message.iteration:06d}/{agent}/{prompt}/{g:02d}" for prompt in prompts for g in range(samples)]
-    if len(rows) > len(wanted):
-        raise Refused(message.party, "spam", f"{message.label} has {len(rows)} rows, the round asks for {len(wanted)}")
+    rows = _rows(data, ANSWERS, message, len(wanted), largest(len(wanted), config))
     if [row["rollout_id"] for row in rows] != wanted or any(
         row["rollout_id"] != f"{message.iteration:06d}/{agent}/{row['prompt_id']}/{row['sample_index']:02d}"
         for row in rows
@@ -59,9 +61,11 @@ def read_answers_of(data: bytes, message: Message, prompts: Sequence[str], confi
     return rows
 
 
-def check_claims(data: bytes, message: Message, answers: Sequence[Any]) -> None:
+def check_claims(data: bytes, message: Message, answers: Sequence[Any], config: CampaignConfig) -> None:
     """Raise Refused unless a claims table claims a possible log-prob for each answer, and for nothing else."""
-    rows = _rows(data, CLAIMS, message)
+    rows = _rows(data, CLAIMS, message, len(answers), largest(len(answers), config))
+    if len({row["rollout_id"] for row in rows}) != len(rows):
+        raise Refused(message.party, "unfounded", f"{message.label} claims several log-probs for one answer")
     tokens = {row["rollout_id"]: row["tokens"] for row in answers}
     for row in rows:
         claimed = row["mean_logprob"]
@@ -76,13 +80,22 @@ def check_claims(data: bytes, message: Message, answers: Sequence[Any]) -> None:
         raise Refused(message.party, "unfounded", f"{message.label} has no claim for {min(missing)}")
 
 
-def compare_verdicts(data: bytes, message: Message, own: ArtifactRef) -> None:
+def check_errors(message: Message, verdicts: Sequence[str], config: CampaignConfig) -> None:
+    """Raise Refused for answers at which the verifier fails: their author's own verification fails at them too."""
+    errors, most = verdicts.count("error"), config.verify.max_error_share
+    if errors > 1 and errors > most * len(verdicts):
+        what = f"the verifier fails at {errors} of {len(verdicts)} answers in {message.label}, more than {most:.0%}"
+        raise Refused(message.party, "spam", what)
+
+
+def compare_verdicts(data: bytes, message: Message, own: ArtifactRef, config: CampaignConfig) -> None:
     """Raise Refused where a party's verdicts differ from those that this process computed of the same answers.
 
     Verdicts that ran out of time say nothing about who is right.
     """
-    theirs = {row["rollout_id"]: row for row in _rows(data, VERDICTS, message)}
     ours = read_table(own.path / "verdicts.parquet", VERDICTS).to_pylist()
+    told_rows = _rows(data, VERDICTS, message, len(ours), largest(len(ours), config))
+    theirs = {row["rollout_id"]: row for row in told_rows}
     lies = []
     for row in ours:
         told = theirs.get(row["rollout_id"])
@@ -120,10 +133,15 @@ def import_table(store: Store, call: StageCall, path: str, tag: str, rows: int, 
         )
 
 
-def _rows(data: bytes, schema: TableSchema, message: Message) -> list[Any]:
-    """Read a table from another party: exactly the schema's columns and types, or Refused."""
+def _rows(data: bytes, schema: TableSchema, message: Message, most_rows: int, most_bytes: int) -> list[Any]:
+    """Read a table from another party: exactly the schema's columns and types, or Refused.
+
+    What its own footer says about its size is checked before a page is decompressed.
+    """
     try:
-        table = pq.read_table(io.BytesIO(data), use_threads=False)
+        file = pq.ParquetFile(io.BytesIO(data))
+        _check_footer(file.metadata, schema, message, most_rows, most_bytes)
+        table = file.read(use_threads=False)
         tag = (table.schema.metadata or {}).get(b"hacrl.schema", b"").decode()
         if not tag.startswith(f"{schema.name}/"):
             raise ContractError(f"it is a table {tag or 'without a schema'}")
@@ -139,6 +157,14 @@ def _rows(data: bytes, schema: TableSchema, message: Message) -> list[Any]:
     return rows
 
 
-def read_bytes(ref: ArtifactRef, path: str) -> bytes:
-    """Return a file of an artifact."""
-    return Path(ref.path / path).read_bytes()
+def _check_footer(
+    footer: pq.FileMetaData, schema: TableSchema, message: Message, most_rows: int, most_bytes: int
+) -> None:
+    if footer.num_rows > most_rows:
+        what = f"{schema.name} of {message.label} has {footer.num_rows} rows, the round asks for {most_rows}"
+        raise Refused(message.party, "spam", what)
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+    if size > most_bytes:
+        what = f"{schema.name} of {message.label} unpacks to {size} bytes, a round has at most {most_bytes}"
+        raise Refused(message.party, "spam", what)

@@ -17,6 +17,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.exchange.messages import PROVEN, Message, Refused
 
 Phase = Literal["answers", "claims"]
+PHASES: tuple[Phase, ...] = ("answers", "claims")
 # Objects have times in whole seconds.
 _ROUNDING = 2.0
 
@@ -27,8 +28,16 @@ class Rounds:
     def __init__(self, config: CampaignConfig, mailbox: Mailbox, stopped: threading.Event, *, local: bool) -> None:
         self.prompts: dict[int, ArtifactRef] = {}
         self.answers: dict[tuple[str, int], ArtifactRef] = {}
+        # Who was in a round when its answers were closed.
+        self.answered: dict[int, Sequence[str]] = {}
         self._config, self._mailbox, self._stopped, self._local = config, mailbox, stopped, local
         self._clock = ServerClock(mailbox.bucket)
+
+    def forget(self, iteration: int) -> None:
+        """Let go of the rounds up to this one."""
+        self.prompts = {i: ref for i, ref in self.prompts.items() if i > iteration}
+        self.answers = {place: ref for place, ref in self.answers.items() if place[1] > iteration}
+        self.answered = {i: agents for i, agents in self.answered.items() if i > iteration}
 
     def wait(self, find: Callable[[], Message | None], what: str, party: str) -> Message:
         """Ask until there is a message; a campaign that ends stops waiting."""
@@ -78,12 +87,12 @@ class Rounds:
 
     def _closed(self, phase: Phase, iteration: int, agents: Sequence[str], seconds: float) -> Sequence[str]:
         """Return the members of a closed round; close it where everyone is there or the time is up."""
-        known = self._closing(phase, iteration, agents, None)
-        if known is not None:
-            return known
+        kept = self._mailbox.kept_closing(phase, iteration)
+        if kept is not None:
+            return [a for a in agents if a in kept.members]
         if self._local:
             raise CacheMiss(f"closing of round {iteration}")
-        ends = self._mailbox.opened(iteration) + seconds * (1 if phase == "answers" else 2)
+        ends = self._began(iteration) + seconds * (1 if phase == "answers" else 2)
         while True:
             known = self._closing(phase, iteration, agents, ends)
             if known is not None:
@@ -91,42 +100,54 @@ class Rounds:
             present = tuple(a for a in agents if self._is_there(phase, a, iteration))
             if len(present) == len(agents) or self._clock.now() > ends + _ROUNDING:
                 self._mailbox.close_round(phase, iteration, present)
-                if self._early(phase, iteration, agents, ends) is not None:
+                known = self._closing(phase, iteration, agents, ends)
+                if known is None:
                     self._mailbox.decide_round(phase, iteration, present)
                     return present
+                return known
             else:
                 self.pause(f"{phase} #{iteration}", "other parties")
 
-    def _closing(self, phase: Phase, iteration: int, agents: Sequence[str], ends: float | None) -> Sequence[str] | None:
+    def _began(self, iteration: int) -> float:
+        """Return when a round began: when it was opened, and not before the round before it was closed.
+
+        So nobody shortens a round by opening it ahead of time.
+        """
+        before = [self._mailbox.closed_at(phase, iteration - 1) for phase in PHASES] if iteration else []
+        return max(self._mailbox.opened(iteration), *before, 0.0)
+
+    def _closing(self, phase: Phase, iteration: int, agents: Sequence[str], ends: float) -> Sequence[str] | None:
+        """Return the members of a round that somebody has closed as it must be; None where nobody has."""
         try:
             found = self._mailbox.closing(phase, iteration)
         except Refused as refused:
             self._mailbox.refuse(refused, {}, iteration)
             return None
-        if found is None or (ends is None and found[1]):
+        if found is None or self._is_early(*found, agents, ends):
             return None
-        if ends is not None and self._early(phase, iteration, agents, ends) is not None:
+        message = found[0]
+        members = [a for a in agents if a in message.members]
+        unheard = [a for a in members if not self._is_there(phase, a, iteration)]
+        if unheard:
+            # Its author lies, or somebody removed the answers since: nobody can tell. Others must not wait for them.
+            what = f"the closing of round {iteration} names {', '.join(unheard)}, whose {phase} are not there"
+            self._mailbox.refuse(Refused(message.party, "altered", what), {}, iteration)
             return None
         self._mailbox.keep_closing(phase, iteration)
-        return [a for a in agents if a in found[0].members]
+        return members
 
-    def _early(self, phase: Phase, iteration: int, agents: Sequence[str], ends: float) -> Refused | None:
-        """Return why a closing does not count: it leaves somebody out before the time is up."""
-        try:
-            found = self._mailbox.closing(phase, iteration)
-        except Refused as refused:
-            return refused
-        if found is None:
-            return None
-        message, at = found
+    def _is_early(self, message: Message, at: float, agents: Sequence[str], ends: float) -> bool:
+        """Whether a closing leaves somebody out before the time is up. It does not count.
+
+        Nobody is quarantined for it: whoever can write to the bucket can move a round's beginning.
+        """
         missing = [a for a in agents if a not in message.members]
-        if not missing or at == 0.0 or at >= ends - _ROUNDING:
-            return None
-        early = Refused(
-            message.party, "lie", f"round {iteration} was closed {ends - at:.0f} s early, without {', '.join(missing)}"
-        )
-        self._mailbox.refuse(early, {"message.json": message.model_dump_json().encode()}, iteration)
-        return early
+        if not missing or at >= ends - _ROUNDING:
+            return False
+        what = f"round {message.iteration} was closed {ends - at:.0f} s early, without {', '.join(missing)}"
+        evidence = {"message.json": message.model_dump_json().encode()}
+        self._mailbox.refuse(Refused(message.party, "early", what), evidence, message.iteration)
+        return True
 
     def _is_there(self, phase: Phase, agent: str, iteration: int) -> bool:
         if self._config.party_of(agent) == self._mailbox.me:

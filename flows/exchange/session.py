@@ -1,5 +1,6 @@
 """Opens a party's end of the exchange for a campaign: mailbox, outbox, and what stands before runner and executor."""
 
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,10 +11,13 @@ from flows.exchange.party import PartyRun
 from flows.record.record import Record
 from flows.run.events import Listener
 from flows.run.executors import Executor
+from flows.run.session import Party
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.tables import VERDICTS, read_table, write_table
 from hacrl_core.errors import ConfigError
+from hacrl_core.exchange.footers import remove_writer
 from hacrl_core.exchange.messages import Kind
 from hacrl_core.exchange.signing import public_key_of, read_key
 from stages.spec import Outcome, StageCall, find_stage
@@ -30,6 +34,16 @@ class Exchange:
     def party_run(self, store: Store, record: Record | None, *, local: bool = False) -> PartyRun:
         """Return what stands between the campaign and its runner."""
         return PartyRun(self.config, self.mailbox, store, record, self.stopped, local=local)
+
+    def party(self, store: Store, record: Record) -> Party:
+        """Return what a session needs of this end of the exchange."""
+
+        def known() -> Party:
+            past = self.party_run(store, None, local=True)
+            return Party(past.over, past)
+
+        run = self.party_run(store, record)
+        return Party(run.over, run, known)
 
 
 def open_exchange(config: CampaignConfig, folder: Path, store: Store, warn: Callable[[str], None]) -> Exchange | None:
@@ -49,6 +63,8 @@ def open_exchange(config: CampaignConfig, folder: Path, store: Store, warn: Call
             "HACRL_BUCKET or give the exchange a bucket of its own"
         )
     mailbox = Mailbox(config, Bucket(config.exchange.bucket), folder / "exchange", private, warn)
+    for party, since in sorted(mailbox.quarantined().items()):
+        warn(f"exchange: {party} is in quarantine since round {since}; hacrl exchange status says why")
     return Exchange(config, mailbox, threading.Event())
 
 
@@ -58,8 +74,6 @@ class Outbox(Listener):
     def __init__(self, exchange: Exchange, store: Store) -> None:
         self._mailbox, self._store = exchange.mailbox, store
         self._own = exchange.config.parties[exchange.mailbox.me].agents
-        # Agent and iteration → the version that answers, and the key of its call.
-        self._commitments: dict[tuple[str, int], tuple[str, str]] = {}
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
         """Commit to a version, prompts and seeds before anything is sampled."""
@@ -76,7 +90,7 @@ class Outbox(Listener):
             answers = call.artifacts["rollouts"]
             tables = {
                 "answers.parquet": (answers.path / "answers.parquet").read_bytes(),
-                "verdicts.parquet": (outcome.ref.path / "verdicts.parquet").read_bytes(),
+                "verdicts.parquet": _verdicts_to_share(outcome.ref.path / "verdicts.parquet"),
             }
             source = self._store.manifest(answers.stage, answers.key).identity.inputs["rollouts"]
             self._send("answers", call, source, tables)
@@ -86,19 +100,29 @@ class Outbox(Listener):
 
     def _commit(self, call: StageCall) -> None:
         agent, iteration = call.agent, call.iteration or 0
-        policy, key = call.artifacts["agent"].digest, find_stage("generate").identity(call).key
-        self._commitments[agent, iteration] = policy, key
         if not self._mailbox.was_sent("commit", agent, iteration):
+            policy, key = call.artifacts["agent"].digest, find_stage("generate").identity(call).key
             self._mailbox.send(self._mailbox.message("commit", agent, iteration, policy=policy, key=key), {})
 
     def _send(self, kind: Kind, call: StageCall, source: str, tables: dict[str, bytes]) -> None:
         agent, iteration = call.agent, call.iteration or 0
         if self._mailbox.was_sent(kind, agent, iteration):
             return
-        policy, key = self._commitments[agent, iteration]
+        commit = self._mailbox.sent("commit", agent, iteration)
+        policy, key = commit.policy, commit.key
         described = tuple(table_of(path, data) for path, data in tables.items())
         message = self._mailbox.message(kind, agent, iteration, policy=policy, key=key, source=source, tables=described)
         self._mailbox.send(message, tables)
+
+
+def _verdicts_to_share(path: Path) -> bytes:
+    """Return the columns of a table of verdicts that may leave: a verifier's own notes and measurements may not."""
+    table = read_table(path, VERDICTS)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / path.name
+        write_table(made, VERDICTS, {name: table[name].to_pylist() for name in VERDICTS.fields.names})
+        remove_writer(made)
+        return made.read_bytes()
 
 
 class PartyExecutor:

@@ -24,7 +24,7 @@ from flows.run.notices import Notifier
 from flows.run.profile import Tracer
 from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
-from flows.run.session import ALL_AGENTS, Party, run_in_session
+from flows.run.session import ALL_AGENTS, run_in_session
 from flows.run.signals import raise_on_signals
 from flows.scheduling.api import forget_events, prefect_api
 from flows.stage_calls import StageCalls
@@ -192,8 +192,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
             exchange, party = campaign.exchange, ALL_AGENTS
             if exchange is not None:
                 listener = Listeners(listener, Outbox(exchange, campaign.store))
-                run = exchange.party_run(campaign.store, campaign.record)
-                party = Party(run.over, run)
+                party = exchange.party(campaign.store, campaign.record)
 
             def make_executor() -> Executor:
                 made = executor or open_executor(campaign.config, campaign.store, listener)

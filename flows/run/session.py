@@ -28,8 +28,10 @@ R = TypeVar("R", bound=StageRunner)
 class Party:
     """What stands between a campaign and its runner: nothing, or a party's end of an exchange."""
 
-    over: Callable[[StageRunner], Runner] = lambda runner: runner
+    over: Callable[[Runner], Runner] = lambda runner: runner
     membership: Membership = EVERYBODY
+    # The same for a walk through what this home knows already, which waits for nobody; None: nothing stands between.
+    known: "Callable[[], Party] | None" = None
 
 
 ALL_AGENTS = Party()
@@ -86,12 +88,13 @@ class Retrace:
 
 
 def find_maker(
-    config: CampaignConfig, calls: StageCalls, store: Store, record: Record, ref: ArtifactRef
+    config: CampaignConfig, calls: StageCalls, store: Store, record: Record, ref: ArtifactRef, party: Party = ALL_AGENTS
 ) -> Handle | None:
     """Return a handle on an artifact of the campaign, with the calls that led to it; None if it is not one of them."""
     walk = Retrace(store, record, ref)
+    known = party.known() if party.known is not None else party
     with suppress(CacheMiss):
-        run_campaign(config, calls, walk)
+        run_campaign(config, calls, known.over(walk), known.membership)
     return walk.found
 
 
@@ -115,9 +118,7 @@ def run_in_session(
         watch = Watch(config.divergence, listener.warn, listener.collapsed)
         runner = kind(store, executor, listener, record, watch, config.runtime.retries)
         runner.deferring = deferring_agents(config)
-        # A party's walk waits for others, so it keeps what it may need again.
-        if party is ALL_AGENTS:
-            runner.find_maker = lambda ref: find_maker(config, calls, store, record, ref)
+        runner.find_maker = lambda ref: find_maker(config, calls, store, record, ref, party)
         try:
             with open_session(runner, executor):
                 run_campaign(config, calls, party.over(runner), party.membership)

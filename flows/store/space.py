@@ -65,6 +65,8 @@ def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: 
     history = History(config, store, entries)
     versions, origins, unknown = {}, {}, []
     for agent, settings in config.agents.items():
+        if not config.has_weights_of(agent):
+            continue  # of another party's agent nothing but tables is ever here
         parameters, there = _parameters(config, store, calls, agent)
         size = _version_bytes(config, store, history, agent, parameters)
         if size is None:

@@ -48,6 +48,8 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
     command += [f"-{name}.port={port}" for name, port in ports.items()]
+    # Services that nobody asked for have fixed ports: a second server on this machine would end at once.
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-s3.config={folder / 'keys.json'}", "-volume.max=200", "-master.volumeSizeLimitMB=64"]
     with _process(command, folder / "log.txt", folder):
         address = f"http://127.0.0.1:{ports['s3']}"

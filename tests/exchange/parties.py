@@ -3,7 +3,7 @@
 import copy
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,12 @@ from flows.record.record import Record, read_entries
 from flows.run.events import Listener, Listeners
 from flows.run.executors import InProcessExecutor
 from flows.run.runner import ThreadRunner
-from flows.run.session import Party, run_in_session
+from flows.run.session import run_in_session
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.exchange.signing import public_key_of, write_key
-from stages.spec import Context, StageCall
+from stages.spec import Context, StageCall, find_stage
 from tests.flow.conftest import AGENT, TINY, Inline
 
 AGENTS: dict[str, Any] = {
@@ -123,8 +123,6 @@ def open_party(config: CampaignConfig, name: str, folder: Path, seed_store: Path
         calls = StageCalls(own)
         for agent in own.parties[name].agents:
             call = calls.origin(agent)
-            from stages.spec import find_stage
-
             key = find_stage(call.stage).identity(call).key
             source = seed_store / "objects" / call.stage / key
             if source.exists():
@@ -133,7 +131,7 @@ def open_party(config: CampaignConfig, name: str, folder: Path, seed_store: Path
 
 
 @contextmanager
-def joined(party: OneParty, gate: Callable[[], Any] | None = None):
+def joined(party: OneParty, listener: Listener | None = None):
     """Open what a run of the party needs; yields a function that runs the campaign once."""
     torch.set_num_threads(1)
     store = party.store
@@ -143,17 +141,16 @@ def joined(party: OneParty, gate: Callable[[], Any] | None = None):
         party.exchange = exchange
 
         def run() -> None:
-            listener = Listeners(party.notes, Outbox(exchange, store))
-            between = exchange.party_run(store, record)
+            everyone = Listeners(party.notes, Outbox(exchange, store), listener or Listener())
             run_in_session(
                 party.config,
                 StageCalls(party.config),
                 store,
                 record,
                 lambda: PartyExecutor(OneAtATime(InProcessExecutor(store, Context())), exchange),
-                listener,
+                everyone,
                 ThreadRunner,
-                Party(between.over, between),
+                exchange.party(store, record),
             )
 
         yield run

@@ -72,13 +72,23 @@ def publish(lie: Lie, honest: Path, folder: Path, campaign: str) -> None:
         (place / f"ben.{kind}.json").write_bytes(seal(message, private))
 
 
-def meet(attack: Callable[[Lie], None], honest: Path, folder: Path, **changes: Any) -> OneParty:
-    """Let north meet a hostile south; its own stages of before are in its store."""
+def meet(
+    attack: Callable[[Lie], None],
+    honest: Path,
+    folder: Path,
+    tamper: Callable[[Path], None] = lambda place: None,
+    **changes: Any,
+) -> OneParty:
+    """Let north meet a hostile south; its own stages of before are in its store.
+
+    ``tamper`` is given the folder of south's objects, as somebody with access to the bucket has it.
+    """
     lie = Lie(rows_of(honest, "south", "ben"), rows_of(honest, "north", "ada"))
     attack(lie)
     shutil.copytree(honest / "keys", folder / "keys")
     config = meeting(folder, TWO, **LARGER, **changes)
-    publish(lie, honest, folder, campaign_digest(config))
+    publish(lie, honest, folder, campaign_digest(config, 0))
+    tamper(folder / "bucket" / "exchange" / "tiny" / "south" / "000000")
     north = open_party(config, "north", folder)
     shutil.copytree(honest / "north" / "store", north.home / "store")
     for share in north.store.root.glob("objects/share/*"):
@@ -201,12 +211,87 @@ def test_an_honest_party_is_learned_from(honest: Path, tmp_path: Path) -> None:
     assert learned_from(north) == {"ada", "ben"}
 
 
+def unsign(place: Path) -> None:
+    body = json.loads((place / "ben.answers.json").read_bytes())
+    (place / "ben.answers.json").write_text(json.dumps({**body, "signature": ""}))
+
+
+def alter(place: Path) -> None:
+    body = json.loads((place / "ben.answers.json").read_bytes())
+    body["message"]["source"] = "0" * 64
+    (place / "ben.answers.json").write_text(json.dumps(body))
+
+
+def alter_a_table(place: Path) -> None:
+    (place / "ben.answers.parquet").write_bytes((place / "ben.answers.parquet").read_bytes()[:-1] + b"2")
+
+
+def replay(place: Path) -> None:
+    """The commitment stands where the answers should: signed by south, for another place."""
+    (place / "ben.answers.json").write_bytes((place / "ben.commit.json").read_bytes())
+
+
+def sign_for_another(place: Path) -> None:
+    """North's key stands in for that of any other party."""
+    body = json.loads((place / "ben.answers.json").read_bytes())["message"]
+    key = place.parents[4] / "keys" / "north.key"
+    (place / "ben.answers.json").write_bytes(seal(Message.model_validate(body), key.read_text()))
+
+
+def be_late(place: Path) -> None:
+    (place / "ben.answers.json").unlink()
+
+
+def remove_the_commitment(place: Path) -> None:
+    (place / "ben.commit.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "party", "reason"),
+    [
+        (unsign, "south", "unsigned"),
+        (alter, "south", "altered"),
+        (alter_a_table, "south", "altered"),
+        (replay, "south", "replayed"),
+        (sign_for_another, "north", "foreign-named"),
+        (be_late, "south", "late"),
+        (remove_the_commitment, "south", "altered"),
+    ],
+)
+def test_what_somebody_does_to_the_bucket_is_refused_by_name_and_frames_nobody(
+    tamper, party: str, reason: str, honest: Path, tmp_path: Path
+) -> None:
+    """The campaign says who and what, goes on without these answers, and puts nobody into quarantine for it."""
+    north = meet(lambda lie: None, honest, tmp_path, tamper, exchange={"round_seconds": 0.5})
+    assert (party, reason) in north.reasons(), north.notes.warnings
+    assert any(f"{party}: {reason}: " in w and "of ben" in w.replace("/ben.", " of ben ") for w in north.notes.warnings)
+    assert learned_from(north) == {"ada"}
+    assert north.exchange.mailbox.quarantined() == {}
+
+
 def test_evidence_of_a_lie_convinces_a_third(honest: Path, tmp_path: Path) -> None:
     """Whoever has the evidence can repeat the verdict: the signed message, both tables of verdicts, the answers."""
     north = meet(forge_rewards, honest, tmp_path)
     [folder] = (north.exchange.mailbox.folder / "evidence").glob("south-lie-*")
     names = {"answers.parquet", "message.json", "published-verdicts.parquet", "right-verdicts.parquet", "why.json"}
     assert {path.name for path in folder.iterdir()} == names
+
+
+def test_answers_at_which_the_verifier_fails_do_not_end_the_receivers_campaign(honest: Path, tmp_path: Path) -> None:
+    """A campaign ends where the verifier fails at its own answers; nobody else may bring that about."""
+    verifier = tmp_path / "fragile.py"
+    verifier.write_text(
+        'def judge(response, answer):\n    assert "crash" not in response\n    return float(answer in response)\n'
+    )
+
+    def crash(lie: Lie) -> None:
+        for answer in lie.tables["answers"]:
+            answer["response_text"] = "crash"
+
+    north = meet(crash, honest, tmp_path, verify={"verifier": f"{verifier}:judge"})
+    assert north.reasons() == [("south", "spam")], north.notes.warnings
+    assert any("the verifier fails at" in warning for warning in north.notes.warnings)
+    assert learned_from(north) == {"ada"}
 
 
 def test_poisoned_text_with_a_right_answer_teaches_nothing(honest: Path, tmp_path: Path) -> None:
@@ -229,7 +314,7 @@ def clipped_share(north: OneParty) -> float:
 
     [entry] = [e for e in read_entries(north.home / "campaigns" / "tiny") if e.stage == "update"]
     metrics = north.store.manifest("update", entry.key).metrics
-    return 1.0 - metrics.get("update/foreign_inside_fraction", 0.0)
+    return 1.0 - metrics["update/foreign_inside_fraction"]
 
 
 def test_a_weight_limit_bounds_what_passes_all_checks(honest: Path, tmp_path: Path) -> None:

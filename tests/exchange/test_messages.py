@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.exchange.mailbox import Mailbox, path_of
+from flows.exchange.mailbox import Mailbox, campaign_digest, path_of
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.errors import ConfigError
 from hacrl_core.exchange.messages import Refused, seal
@@ -128,6 +128,64 @@ def test_an_altered_table_is_refused(boxes) -> None:
     assert message is not None
     with pytest.raises(Refused, match="south: altered"):
         north.fetch(message, "claims.parquet")
+
+
+def test_an_object_that_is_too_large_is_not_even_downloaded(boxes, monkeypatch) -> None:
+    put(boxes, b"x" * 1_000_000)
+    monkeypatch.setattr(boxes["north"].bucket, "read", lambda path: pytest.fail("it was downloaded"))
+    assert refusal(boxes) == ("south", "altered")
+
+
+def test_a_table_that_is_larger_than_signed_is_not_downloaded(boxes) -> None:
+    from flows.exchange.mailbox import table_of
+
+    south, north = boxes["south"], boxes["north"]
+    south.send(
+        south.message("claims", "ben", 1, tables=(table_of("claims.parquet", b"one"),)), {"claims.parquet": b"one" * 9}
+    )
+    message = north.find("claims", "ben", 1)
+    assert message is not None
+    north.bucket.read = lambda path: pytest.fail("it was downloaded")
+    with pytest.raises(Refused, match="south: altered"):
+        north.fetch(message, "claims.parquet")
+
+
+@pytest.mark.parametrize("rows", [1, 400_000])
+def test_a_table_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked(boxes, rows: int, monkeypatch) -> None:
+    """A few kilobytes of Parquet can hold a text of half a gigabyte, or a great many short ones."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from flows.exchange.receiving import read_answers_of
+    from hacrl_core.contracts.tables import ANSWERS
+
+    text = "0" * (64_000_000 // rows)
+    columns = {
+        field.name: pa.array([text if field.type == pa.string() else 0] * rows, type=field.type)
+        for field in ANSWERS.fields
+    }
+    buffer = pa.BufferOutputStream()
+    table = pa.table(columns, schema=ANSWERS.fields.with_metadata({b"hacrl.schema": ANSWERS.tag.encode()}))
+    pq.write_table(table, buffer, compression="zstd")
+    data = buffer.getvalue().to_pybytes()
+    assert len(data) < 1_000_000
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *a, **k: pytest.fail("it was unpacked"))
+    south = boxes["south"]
+    with pytest.raises(Refused, match="south: spam"):
+        read_answers_of(data, south.message("answers", "ben", 0), ["p"], south.config)
+
+
+def test_an_agent_that_joins_later_changes_no_earlier_round(tmp_path: Path) -> None:
+    from tests.exchange.parties import AGENTS
+
+    two = meeting(tmp_path, {"north": ("ada",), "south": ("ben",)})
+    later = meeting(
+        tmp_path, agents={**AGENTS, "ben": {**AGENTS["ben"], "leaves": 5}, "cat": {**AGENTS["cat"], "joins": 2}}
+    )
+    for iteration in (0, 1):
+        assert campaign_digest(two, iteration) == campaign_digest(later, iteration)
+    assert len({campaign_digest(later, iteration) for iteration in (1, 2, 5)}) == 3
+    assert campaign_digest(two, 0) != campaign_digest(two.model_copy(update={"seed": 9}), 0)
 
 
 def test_keys(tmp_path: Path) -> None:

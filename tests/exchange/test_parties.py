@@ -1,24 +1,17 @@
 """Three parties, three homes, three different agents and one bucket: equal to the central campaign, bit for bit."""
 
-import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
+from flows.exchange.session import _verdicts_to_share
+from hacrl_core.artifacts.bucket import Bucket
+from hacrl_core.contracts.tables import VERDICTS_2, write_table
 from tests.exchange.parties import AGENTS, PARTIES, OneParty, central, meeting, open_party, run_all
+from tests.exchange.whitelist import check_everything, check_table
 from tests.flow.conftest import tiny
 
 pytestmark = pytest.mark.exchange
-# Every column that may be in the bucket. A new one is a decision about what leaves a party.
-COLUMNS = {
-    "answers.parquet": {"rollout_id", "prompt_id", "sample_index", "response_text", "finish_reason", "tokens"},
-    "verdicts.parquet": {"rollout_id", "prompt_id", "reward", "verdict", "extracted_answer", "verifier"},
-    "claims.parquet": {"rollout_id", "mean_logprob", "tokens"},
-}
-FIELDS = {
-    *("version", "campaign", "kind", "party", "agent", "iteration", "policy", "key", "source", "tables", "members"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +45,25 @@ def test_parties_change_no_number(seed_store: Path, central_digests: dict[str, s
 
 
 def test_every_object_and_every_column_in_the_bucket(together) -> None:
-    folder, _ = together
-    objects = sorted(path for path in (folder / "bucket").rglob("*") if path.is_file())
-    kinds = set()
-    for path in objects:
-        parts = path.relative_to(folder / "bucket" / "exchange" / "tiny").parts
-        party, iteration, name = parts
-        agent, *_ = name.split(".")
-        assert agent in PARTIES[party]
-        assert iteration in ("000000", "000001")
-        kinds.add(name.split(".", 1)[1])
-        if name.endswith(".parquet"):
-            assert set(pq.read_schema(path).names) == COLUMNS[name.split(".", 1)[1]]
-        else:
-            body = json.loads(path.read_bytes())
-            assert set(body) == {"message", "signature"}
-            assert set(body["message"]) == FIELDS
-            assert {key for table in body["message"]["tables"] for key in table} <= {"path", "sha256", "bytes"}
-    assert kinds == {"commit.json", "answers.json", "claims.json", *COLUMNS}
-    assert len(objects) == 3 * 2 * 6
+    bucket = Bucket(together[1][0].config.exchange.bucket)
+    check_everything(bucket, "tiny", PARTIES, 2, deadlines=False)
+    # The test sees what should not be there.
+    for name, content in (("exchange/tiny/north/000000/model.safetensors", b"x"), ("note.txt", b"")):
+        bucket.write(name, content)
+        with pytest.raises(AssertionError):
+            check_everything(bucket, "tiny", PARTIES, 2, deadlines=False)
+        bucket.delete(name)
+
+
+def test_a_verifiers_notes_and_measurements_stay_at_home(tmp_path: Path) -> None:
+    """A task may add columns to its verdicts: what a program printed, parts of a reward, measurements."""
+    path = tmp_path / "verdicts.parquet"
+    row = {"rollout_id": "r", "prompt_id": "p", "reward": 1.0, "verdict": "correct", "extracted_answer": "7"}
+    row |= {"verifier": "code", "raw_reward": 1.0, "parts": "{}", "metrics": '{"seconds": 3}', "message": "at home"}
+    write_table(path, VERDICTS_2, {name: [value] for name, value in row.items()})
+    shared = _verdicts_to_share(path)
+    assert b"at home" not in shared
+    check_table("north/000000/ada.verdicts.parquet", shared)
 
 
 def test_homes_hold_no_weights_of_others(together) -> None:

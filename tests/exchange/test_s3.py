@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hacrl_core.artifacts.bucket import Bucket
 from tests.bucket.conftest import credentials, fresh, weed
 from tests.exchange.parties import PARTIES, meeting, open_party, run_all
+from tests.exchange.whitelist import check_everything
 
 __all__ = ["credentials", "fresh", "weed"]
 pytestmark = pytest.mark.exchange
@@ -24,3 +26,4 @@ def test_three_parties_meet_in_seaweedfs(
         assert party.reasons() == []
         known |= party.digests()
     assert known == central_digests
+    check_everything(Bucket(settings), "tiny", PARTIES, 2, deadlines=True)
