@@ -58,7 +58,7 @@ demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent tog
 demo-real-vllm: .venv/real-ready vllm  ## The same with vLLM as the sampling engine
 	@$(BIN)/hacrl run configs/demo-real-vllm.yaml
 
-# What a cut-off leaves is complete seeds of the sweeps that came first.
+# A run that is stopped leaves complete seeds of the sweeps that came first.
 reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then docs/results.md; hours, resumable
 	@for sweep in tuning main extensions ablations rivals confirm answers gap three longer alpha; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
 	@$(BIN)/python docs/results/build/page.py
