@@ -1,6 +1,6 @@
 """What staleness and hostile parties cost in accuracy, over seeds, on a small pair of agents.
 
-    python benchmarks/exchange.py [--seeds 8] [--attack-seeds 4] [--iterations 10] [--minutes 12]
+    python benchmarks/exchange.py [--seeds 8] [--attack-seeds 4] [--iterations 10] [--minutes 12] [--first-seed 0]
 
 Each seed runs one campaign of two parties in several ways, in one process and on the real stages: everyone fresh,
 staleness 1, ada alone, and once for each attack of ben on ada. Ben's tables are changed before ada sees them, and ada
@@ -11,9 +11,10 @@ again. Prints accuracy, and paired differences with an interval of 95 %.
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--attack-seeds", type=int, default=4)
+    parser.add_argument("--first-seed", type=int, default=0, help="several processes may measure different seeds")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further campaign after so long")
     parser.add_argument("--home", type=Path, default=Path(".hacrl/bench-exchange"))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    chosen.home.mkdir(parents=True, exist_ok=True)
-    results = Results(chosen.home / f"exchange-{chosen.iterations}.json")
+    results = Results(chosen.home / f"results-{chosen.iterations}")
     store, begun = Store(chosen.home / "store"), time.monotonic()
-    plan = [(arm, seed) for seed in range(chosen.seeds) for arm in ARMS[:2]]
-    attacks = [(arm, seed) for seed in range(chosen.attack_seeds) for arm in (ARMS[2], *ATTACKS)]
+    plan = [(arm, seed) for seed in range(chosen.first_seed, chosen.seeds) for arm in ARMS[:2]]
+    tried = range(chosen.first_seed, min(chosen.seeds, chosen.attack_seeds))
+    attacks = [(arm, seed) for seed in tried for arm in (ARMS[2], *ATTACKS)]
     for arm, seed in [*plan, *attacks]:
-        if results.has(arm, seed):
+        if results.path(arm, seed).exists():
             continue
         if time.monotonic() - begun > 60 * chosen.minutes:
             print("the time is up; run the command again to go on")
@@ -71,35 +73,39 @@ def main() -> None:
 
 @dataclass
 class Results:
-    """What has been measured: arm → seed → numbers; kept in a file."""
+    """What has been measured: a file for each arm and seed."""
 
-    path: Path
-    rows: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    folder: Path
 
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            self.rows = json.loads(self.path.read_text())
-
-    def has(self, arm: str, seed: int) -> bool:
-        return str(seed) in self.rows.get(arm, {})
+    def path(self, arm: str, seed: int) -> Path:
+        return self.folder / f"{arm}-{seed}.json"
 
     def of(self, arm: str, seed: int) -> dict[str, Any]:
-        return self.rows[arm][str(seed)]
+        return dict(json.loads(self.path(arm, seed).read_text()))
 
     def add(self, arm: str, seed: int, row: dict[str, Any]) -> None:
-        self.rows.setdefault(arm, {})[str(seed)] = row
-        self.path.write_text(json.dumps(self.rows, indent=1))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path(arm, seed).write_text(json.dumps(row))
+
+    def all(self, arm: str) -> dict[int, dict[str, Any]]:
+        """Return an arm's numbers by seed."""
+        seeds = sorted(int(path.stem.rsplit("-", 1)[1]) for path in self.folder.glob(f"{arm}-*.json"))
+        return {seed: self.of(arm, seed) for seed in seeds}
 
     def show(self) -> None:
         """Print each arm's accuracy and its paired difference to the fresh exchange."""
-        for arm, rows in self.rows.items():
-            seeds = [seed for seed in rows if seed in self.rows.get("fresh", {})]
+        honest = self.all("fresh")
+        for arm in (*ARMS, *ATTACKS):
+            rows = self.all(arm)
+            seeds = [seed for seed in rows if seed in honest]
+            if not seeds:
+                continue
             for who in ("mean", "ada"):
                 # Ben trains as always beside an attack, and his accuracy is nobody's loss.
                 if (who == "mean") != (arm in ARMS[:2]) and arm != "fresh":
                     continue
                 values = np.array([100 * rows[seed][who] for seed in seeds])
-                fresh = np.array([100 * self.rows["fresh"][seed][who] for seed in seeds])
+                fresh = np.array([100 * honest[seed][who] for seed in seeds])
                 print(f"{arm}, {who}: {values.mean():.2f} %; minus fresh {interval(values - fresh)} points", end="")
                 caught = [rows[seed].get("caught") for seed in seeds]
                 print("" if arm in ARMS else f"; found in round {caught}")
@@ -131,7 +137,8 @@ def run_arm(config: CampaignConfig, store: Store, arm: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for agent in config.agents:
         label = f"evaluate {agent} held_out #{config.iterations}"
-        found[agent] = runner.outcomes[label].metrics["evaluate/held_out/accuracy"]
+        if label in runner.outcomes:
+            found[agent] = runner.outcomes[label].metrics["evaluate/held_out/accuracy"]
     shared = [outcome.ref.path for label, outcome in runner.outcomes.items() if label.startswith(("share", "verify"))]
     size = sum(path.stat().st_size for folder in shared for path in folder.glob("*.parquet") if path.stem != "timings")
     found |= {"mean": float(np.mean(list(found.values()))), "table_bytes_per_iteration": size / config.iterations}
@@ -152,6 +159,9 @@ class Inline:
         if planned.stage == "warmstart":
             first = StageCalls(self.config.model_copy(update={"seed": 0})).origin(planned.agent)
             planned = replace(planned, seed=first.seed)
+        if planned.stage == "evaluate" and (not planned.iteration or (self.attack and planned.agent == "ben")):
+            # The same for all arms, or nobody's loss.
+            return Done(planned, Outcome(ArtifactRef("evaluate", "", "", Path()), True, 0.0, {}))
         call = planned.bound()
         outcome = run_stage(self.store, call, self.contexts.setdefault(call.agent, Context()))
         if self.attack is not None and call.agent == "ben" and call.stage == "share":
@@ -186,7 +196,7 @@ class Inline:
 
     def publish(self, call: StageCall, schema: TableSchema, rows: list[dict[str, Any]], name: str) -> ArtifactRef:
         """Write a forged table as an artifact under a key of its own."""
-        path = self.store.root / f"forged-{schema.name}.parquet"
+        path = self.store.root / f"forged-{os.getpid()}-{schema.name}.parquet"
         write_table(path, schema, {n: [row[n] for row in rows] for n in schema.fields.names})
         marked = replace(call, seed=sum(name.encode()) + 1)
         return import_table(self.store, marked, f"{schema.name}.parquet", schema.tag, len(rows), path.read_bytes())
@@ -225,7 +235,7 @@ class Guard(Everybody):
         attack = self.runner.attack
         if attack is not None and attack.lies_about_rewards:
             rows = read_table(own.path / "verdicts.parquet", VERDICTS).to_pylist()
-            lie = self.runner.store.root / "forged-verdicts.parquet"
+            lie = self.runner.store.root / f"forged-{os.getpid()}-verdicts.parquet"
             columns = {name: [row[name] for row in rows] for name in VERDICTS.fields.names}
             columns |= {"reward": [1.0] * len(rows), "verdict": ["correct"] * len(rows)}
             write_table(lie, VERDICTS, columns)

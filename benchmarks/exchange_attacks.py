@@ -68,6 +68,21 @@ def _as_the_learner(tables: Tables) -> None:
     _claim(tables, lambda row: tables.learner.get(row["rollout_id"], -0.1))
 
 
+def _fitting_where_changed(tables: Tables) -> None:
+    """Claim the truth, except for texts that the sampler did not write: of these what the learner would say."""
+    _true_claims(tables)
+    made = {row["rollout_id"] for row in tables.answers if row["response_text"].startswith("\\boxed")}
+    known = {row["rollout_id"]: row for row in tables.claims}
+    _claim(
+        tables,
+        lambda row: (
+            tables.learner.get(row["rollout_id"], -0.1)
+            if row["rollout_id"] in made or row["rollout_id"] not in known
+            else known[row["rollout_id"]]["mean_logprob"]
+        ),
+    )
+
+
 def _as_often_as_shown(tables: Tables) -> None:
     """Claim of each text the probability that its frequency suggests."""
     counts = Counter((row["prompt_id"], row["response_text"]) for row in tables.answers)
@@ -108,9 +123,11 @@ def _repeat(tables: Tables) -> None:
         tables.put(row, first.setdefault(row["prompt_id"], dict(row)))
 
 
-def _terse(tables: Tables) -> None:
+def _terse(tables: Tables, one_of: int = 1) -> None:
     """Publish the right answer without the working that leads to it: true, rewarded, and a bad habit."""
     for row in tables.answers:
+        if row["sample_index"] % one_of:
+            continue
         text = f"\\boxed{{{tables.right[row['prompt_id']]}}}"
         row.update(response_text=text, finish_reason="stop", tokens=len(text))
 
@@ -137,5 +154,6 @@ ATTACKS = {
         Attack("publishes wrong answers only", _only(right=False)),
         Attack("repeats one answer", _repeat),
         Attack("right answers without working, claims made to fit", _terse, _as_the_learner),
+        Attack("the same for one answer in eight", lambda tables: _terse(tables, 8), _fitting_where_changed),
     )
 }

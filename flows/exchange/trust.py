@@ -29,12 +29,17 @@ def inspect(
     whole = all(g.top_p == 1 and g.top_k == 0 for g in (generate, own))
     theirs = _answers(answers, claims, scores, verdicts)
     findings = examine(theirs, _own_texts(rollouts), frequencies=whole) if theirs else []
-    worst = min(findings, key=lambda finding: finding.chance, default=None)
+    strange = [finding for finding in findings if finding.name == "alien" and finding.chance == 0.0]
+    by_chance = [finding for finding in findings if finding.name != "alien"]
+    worst = min(by_chance, key=lambda finding: finding.chance, default=None)
     if worst is not None and worst.chance < config.exchange.alarm:
         # Only the bound on the mass is arithmetic; all others are a matter of chance.
         reason: Reason = "lie" if worst.name == "mass" else "implausible"
         chance = f"an honest party looks like this less than once in {1 / max(worst.chance, 1e-12):.0g} rounds"
         raise Refused(message.party, reason, f"{message.label}: {worst.what}; {chance}")
+    if strange:
+        # Honest parties can be like this: only the round is left out.
+        raise Refused(message.party, "alien", f"{message.label}: {strange[0].what}")
     return findings
 
 

@@ -18,7 +18,17 @@ from hacrl_core.exchange.signing import is_signed_by, sign
 
 Kind = Literal["commit", "answers", "claims", "closing"]
 Reason = Literal[
-    "unsigned", "altered", "replayed", "foreign-named", "late", "early", "unfounded", "spam", "lie", "implausible"
+    "unsigned",
+    "altered",
+    "replayed",
+    "foreign-named",
+    "late",
+    "early",
+    "alien",
+    "unfounded",
+    "spam",
+    "lie",
+    "implausible",
 ]
 # Reasons that only the holder of the key can have caused: whoever sees one of these knows who lied. A replay is none of
 # them, since whoever can write to the bucket can copy a signed message to another place.

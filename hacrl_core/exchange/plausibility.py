@@ -12,6 +12,9 @@ by a one-sided t-test; a hard bound needs no test.
 * picks: a right text that occurs at all occurs as often as its claimed probability says. Answers that were picked from
   many have right texts more often.
 * copies: how many of its answers are also ours follows from L alone, since ours were drawn without it.
+
+One more says nothing about honesty: *alien* texts are hardly possible for anybody, and with claims that say so they
+would lie inside the learner's window. Such a round is left out.
 """
 
 from collections import Counter, defaultdict
@@ -33,8 +36,10 @@ _MASS_SLACK = 1e-3
 _SLACK = (1.2, 0.01)
 # Fewer prompts say nothing.
 _FEWEST = 4
-# Texts that are as good as impossible for the learner: mean log-prob of a token, and the share a round may have.
+# Texts that are as good as impossible for the learner, and by the claims for the sampler too: mean log-prob of a token,
+# and the share that a round may have. What the sampler finds likely and the learner impossible is left to the window.
 ALIEN_LOGPROB = -6.0
+ALIEN_CLAIM = -4.0
 ALIEN_SHARE = 0.1
 
 
@@ -167,8 +172,12 @@ def _copies(groups: Mapping[str, Sequence[Answer]], own: Mapping[str, Sequence[s
 
 
 def _alien(answers: Sequence[Answer]) -> Finding:
-    means = [a.scored / max(a.tokens, 1) for a in answers]
-    share = float(np.mean([mean < ALIEN_LOGPROB for mean in means])) if means else 0.0
+    strange = [
+        a.scored / max(a.tokens, 1) < ALIEN_LOGPROB
+        and (a.claimed is None or a.claimed / max(a.tokens, 1) < ALIEN_CLAIM)
+        for a in answers
+    ]
+    share = float(np.mean(strange)) if strange else 0.0
     return Finding(
         "alien",
         0.0 if share > ALIEN_SHARE else 1.0,

@@ -108,6 +108,7 @@ def test_a_version_that_is_gone_is_made_again_from_what_the_home_has(tmp_path: P
     other.join()
     assert [party.error for party in parties] == [None, None]
     assert gone
+    assert [party.reasons() for party in parties] == [[], []], [party.notes.warnings for party in parties]
     expected = central(config, seed_store)
     for party in parties:
         found = party.digests()

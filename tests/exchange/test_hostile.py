@@ -304,7 +304,7 @@ def test_poisoned_text_with_a_right_answer_teaches_nothing(honest: Path, tmp_pat
             row["verdict"] = "error"  # undecided: no word about rewards that could be compared
 
     north = meet(poison, honest, tmp_path)
-    found = north.reasons() == [("south", "implausible")] or clipped_share(north) > 0.95
+    found = north.reasons() == [("south", "alien")] or clipped_share(north) > 0.95
     assert found, (north.notes.warnings, clipped_share(north))
 
 

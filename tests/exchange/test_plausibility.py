@@ -94,6 +94,16 @@ def test_attacks_are_found_in_one_round(attack, name: str) -> None:
     assert sum(found) >= 9, f"{attack.__name__}: {sum(found)} of 10 rounds"
 
 
+def test_what_the_sampler_finds_likely_is_not_alien() -> None:
+    """A badly trained agent writes what another finds impossible; the window is there for that."""
+    odd = [Answer(str(p), f"text {p}", -9.0, -40.0, 5) for p in range(10)]
+    [finding] = [f for f in examine(odd, {}, frequencies=True) if f.name == "alien"]
+    assert finding.chance == 1.0
+    fitted = [Answer(str(p), f"text {p}", -39.0, -40.0, 5) for p in range(10)]
+    [finding] = [f for f in examine(fitted, {}, frequencies=True) if f.name == "alien"]
+    assert finding.chance == 0.0
+
+
 def test_texts_that_the_learner_finds_impossible() -> None:
     alien = [Answer(str(p), f"buy {p}", None, -40.0, 5) for p in range(10)]
     [finding] = [f for f in examine(alien, {}, frequencies=True) if f.name == "alien"]
