@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hacrl_core.learning.sharded.ranks import RankGroup, StartRank
     from hacrl_core.problems import ProblemSet
 
-# Parameters of mallopt(3).
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # Bytes of weights; gradient, moments and activations are a multiple of that.
 _WORTH_GIVING_BACK = 64 << 20
 # The tokenizer files of a first version differ from those of its updates, and KL needs both in every iteration.
@@ -223,10 +221,9 @@ def _keep_freed_memory() -> None:
     By default it returns every larger block at once. A tiny model's update then asked the system for the same 75 MB of
     pages again, which took a tenth of its time.
     """
-    with contextlib.suppress(OSError, AttributeError):  # no glibc
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest value it accepts; larger blocks are always returned
-        libc.mallopt(_TRIM_THRESHOLD, 256 << 20)
+    from hacrl_core.agents.freed_memory import keep_freed_blocks
+
+    keep_freed_blocks(256 << 20)
 
 
 def give_back_memory(of: int | None = None) -> None:

@@ -12,8 +12,8 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
     score     4·N + one layer at a time + hidden states and logits of a chunk
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
               + 4·V·H without LoRA: the embedding's gradient of a microbatch, before it is added to the whole one
-    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; not in score,
-              not with LoRA
+    bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; one layer's in
+              score and with gradient checkpointing, none with LoRA
     ranks     weights, gradient and moments / R. The higher of two moments, on each rank: at the loss, the gathered
               group of embeddings and head (float32), the head's gradient, two gathered layers, one layer's gradient and
               its copy for the others, beside the activations; at the end of the backward pass (score: while the group
@@ -154,7 +154,7 @@ def _held_for_scoring(shape: Shape, update: UpdateConfig, working: int) -> int:
     """Return the peak of a forward pass on one device: weights and what it works with, ``working`` bytes."""
     half = update.autocast == "bf16"
     if update.ranks == 1:
-        return 4 * shape.parameters + working
+        return 4 * shape.parameters + working + (2 * _layer(shape) if half else 0)
     kept = 0 if update.offload != "none" else 4 * shape.parameters // update.ranks
     root, layers = 4 * shape.embeddings, 2 * _layer(shape) * (2 if half else 4)
     return kept + max(root + layers + working, 2 * root)
@@ -165,7 +165,8 @@ def _held_for_training(shape: Shape, update: UpdateConfig, working: int) -> int:
     half, trained = update.autocast == "bf16", trainable(shape, update.lora)
     whole = 4 * shape.parameters + 12 * trained
     if update.ranks == 1:
-        return whole + working + (0 if update.lora else 4 * shape.head + (2 * shape.body if half else 0))
+        copies = 2 * (_layer(shape) if update.gradient_checkpointing else shape.body) if half else 0
+        return whole + working + (0 if update.lora else 4 * shape.head + copies)
     kept = 0 if update.offload != "none" else whole // update.ranks
     root, layers = 4 * shape.embeddings, 2 * _layer(shape) * (2 if half else 4)
     if update.lora:

@@ -39,7 +39,8 @@ def score_sequences(
     found = []
     for batch in batches:
         with out_of_memory_explained(agent.checkpoint, doing, remedy):
-            with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16"):
+            # Without the cache: every weight is cast once either way, and its copy is freed with its layer.
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16", cache_enabled=False):
                 hidden_RH = response_states(agent.model, batch)
             chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=device)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)

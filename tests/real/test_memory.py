@@ -1,12 +1,15 @@
 """What the learner's stages hold: never all logits, nothing of the update once it is over, about what was estimated."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from hacrl_core.agents import freed_memory
 from hacrl_core.agents.agent import Agent
 from hacrl_core.config.generation import GenerateConfig, VllmEngineConfig
 from hacrl_core.config.training import LoraConfig, ScoreConfig, UpdateConfig
@@ -78,6 +81,56 @@ def test_what_an_update_frees_goes_back_to_the_system():
     give_back_memory()
     assert full - _resident() > 300 * MB
     assert len(after) == 1
+
+
+# In a process of its own: what earlier tests have freed would be used again. Every second block stays.
+GAPS = """
+from hacrl_core.agents.freed_memory import large_blocks_given_back
+from stages import memory as peak
+
+def resident():
+    peak.begin()
+    return peak.end().host_bytes >> 20
+
+for wanted in (True, False):
+    with large_blocks_given_back(wanted=wanted):
+        blocks = [bytes([number]) * (4 << 20) for number in range(1, 61)]
+        full = resident()
+        del blocks[::2]
+        print(full - resident())
+        del blocks
+"""
+
+
+def test_blocks_that_a_pass_frees_go_back_while_it_runs():
+    """120 MB in blocks of the size of a layer's activations: the C library keeps such gaps unless it is told."""
+    done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True, check=True)
+    given_back, kept_otherwise = map(int, done.stdout.split())
+    assert given_back > 110
+    assert kept_otherwise < 20
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_layers_that_run_again_leave_no_gaps(agent, sequences, monkeypatch, checkpointing):
+    told = []
+    monkeypatch.setattr(freed_memory, "_mallopt", lambda parameter, value: told.append(value >> 20))
+    monkeypatch.setattr("hacrl_core.learning.trainer.is_large", lambda model: True)
+    trainer = Trainer(agent, UpdateConfig(learning_rate=1e-6, gradient_checkpointing=checkpointing))
+    trainer.step(sequences[:2], likelihood)
+    trainer.logprobs(sequences[:2])
+    assert told == ([2, 32] * 2 if checkpointing else [])
+
+
+def test_scoring_in_bf16_frees_a_layers_copies_with_the_layer(tmp_path):
+    """Autocast's own cache would keep a copy of every weight: 55 MB here."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=2, max_position_embeddings=128, eos_token_id=1,
+    )  # fmt: skip
+    agent = Agent(LlamaForCausalLM(config), _Tokenizer(), (1,), tmp_path)
+    row = [TrainSequence(tuple(range(2, 10)), tuple(range(10, 26)))]
+    score_sequences(agent, row, token_budget=64)
+    assert grows_by(lambda: score_sequences(agent, row, token_budget=64, autocast="bf16")) < 40 * MB
 
 
 def _resident():

@@ -1,11 +1,8 @@
 """Each rank reads its own rows of a checkpoint's tensors."""
 
-import contextlib
-import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from hacrl_core.agents.freed_memory import give_back_large_blocks, is_large
 from hacrl_core.errors import EngineError
 from hacrl_core.learning.sharded.ranks import Rank
 
 INDEX = "model.safetensors.index.json"
-_MMAP_THRESHOLD = -3  # of mallopt(3)
-_LARGE = 16 << 20  # parameters
 
 
 def rows_of(size: int, rank: Rank) -> slice:
@@ -85,21 +81,11 @@ def weight_files(checkpoint: Path) -> list[Path]:
     return sorted(checkpoint.glob("*.safetensors"))
 
 
-@cache
-def give_back_large_blocks() -> None:
-    """Let the C library return freed blocks above 2 MiB at once, for the rest of this process's life.
-
-    By default it keeps those below 32 MB, and what FSDP2 gathers layer by layer is of that size: a rank of a model of
-    135M parameters held 0.8 GB of freed memory at its peak. Tiny models have no such blocks.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # no glibc
-        ctypes.CDLL("libc.so.6").mallopt(_MMAP_THRESHOLD, 2 << 20)
-
-
 @torch.no_grad()
 def read_slices(model: PreTrainedModel, checkpoint: Path, rank: Rank) -> None:
     """Fill a sharded model's slices from a checkpoint; adapters are left out."""
-    if rank.device.type == "cpu" and sum(p.numel() for p in model.parameters()) > _LARGE:
+    if rank.device.type == "cpu" and is_large(model):
+        # What FSDP2 gathers layer by layer: a rank of 135M parameters held 0.8 GB of freed memory at its peak.
         give_back_large_blocks()
     with TensorFiles(weight_files(checkpoint)) as files:
         for name, parameter in model.named_parameters():

@@ -93,7 +93,9 @@ class GpuAgent(Agent):
 
 
 @contextmanager
-def pretended_autocast(device_type: str, dtype: Any = None, enabled: bool = True) -> Iterator[None]:
+def pretended_autocast(
+    device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool = True
+) -> Iterator[None]:
     """Stands in for ``torch.autocast``."""
     if not enabled:
         yield
