@@ -82,4 +82,13 @@ def renew_lines(expected: list[str], actual: list[str]) -> list[str]:
     matched = match_lines(expected, actual)
     if matched is None:
         return actual
-    return [line if at is None or ELLIPSIS in line else actual[at] for line, at in zip(expected, matched, strict=True)]
+    return [line if at is None else _renewed(line, actual[at]) for line, at in zip(expected, matched, strict=True)]
+
+
+def _renewed(expected: str, actual: str) -> str:
+    """Return the printed line; where the page leaves out its end, only what comes before."""
+    before, gap, behind = expected.partition(ELLIPSIS)
+    if not gap:
+        return actual
+    shown = [end for end in range(len(actual) + 1) if normal(actual[:end]) == normal(before)]
+    return f"{actual[: shown[-1]]}{ELLIPSIS}" if shown and not behind else expected

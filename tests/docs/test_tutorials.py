@@ -82,6 +82,7 @@ def test_renewing_keeps_what_was_left_out_and_writes_new_words_whole() -> None:
     lines = ["wrote first.yaml", "noise", "  ada  held_out  60.0%  +1.0 points", "next: hacrl run y"]
     assert renew_lines(PAGE, lines) == ["wrote first.yaml", "...", lines[2], "next: hacrl run ..."]
     assert renew_lines(PAGE, ["other words"]) == ["other words"]
+    assert renew_lines(["reward 0.5 then ..."], ["reward 0.75 then 3 words"]) == ["reward 0.75 then ..."]
 
 
 @pytest.mark.docs

@@ -158,7 +158,13 @@ def _tidy(made: Any, places: dict[str, str]) -> None:
         return
     made.metadata.pop("execution", None)
     # Standard error has warnings of libraries; a command that fails ends the tutorial anyway.
-    made.outputs = [output for output in made.outputs if output.get("name") != "stderr"]
+    kept: list[Any] = []
+    for output in made.outputs:
+        if kept and output.get("name") == kept[-1].get("name") == "stdout":
+            kept[-1].text += output.text  # what is printed comes in pieces
+        elif output.get("name") != "stderr":
+            kept.append(output)
+    made.outputs = kept
     for output in made.outputs:
         if output.output_type == "stream":
             output.text = clean_text(output.text, places)
