@@ -239,7 +239,8 @@ class StageRunner(ABC):
             return self._executor.run(bound, self.listener)
         except InputGoneError:
             restored = self._restore_inputs(call)
-            if not restored:
+            # None was restored where all have come back meanwhile, e.g. with the end of an upload.
+            if not restored and not all(map(self.store.is_whole, bound.artifacts.values())):
                 raise
             return self._executor.run(replace(bound, inputs={**bound.artifacts, **restored}), self.listener)
 

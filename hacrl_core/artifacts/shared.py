@@ -180,22 +180,36 @@ class SharedStore(Store):
         return False
 
     def _await(self, ref: ArtifactRef) -> bool:
-        """Wait for an input that another machine has published and is still uploading."""
+        """Wait for an input that another machine has published and is still uploading.
+
+        A manifest that came with a stage's outcome is known before the files are in the bucket, which gets its own copy
+        of the manifest last.
+        """
+
+        def in_bucket() -> bool:
+            found = self.remote.manifest(ref.stage, ref.key)
+            if found is not None:
+                self._missed.pop(ref.key, None)
+                self._know(found[1], found[0])
+                self.uploads.mark_durable(ref.key)
+            return found is not None
 
         def there() -> bool | None:
-            self._missed.pop(ref.key, None)
-            self._away_until = 0.0
-            if self._learn(ref.stage, ref.key):
+            if in_bucket():
                 return True
-            if self._away_until > 0.0:
-                raise BucketError(f"bucket {self.bucket.name}: does not answer")
-            return None if self.leases.is_alive(ref.key) else False
+            # Asked twice: the upload may have ended, and with it the lease, in between.
+            return None if self.leases.is_alive(ref.key) else in_bucket()
 
-        if (self.folder(ref.stage, ref.key) / MANIFEST).exists():
+        if self._is_here(ref) or self.uploads.is_durable(ref.key):
             return True
         while (answer := self._patiently(f"{ref.stage} {ref.key[:12]}", there)) is None:
             time.sleep(_POLL_SECONDS)
         return answer
+
+    def _is_here(self, ref: ArtifactRef) -> bool:
+        """Return whether the artifact's files are on this machine."""
+        published = (self.folder(ref.stage, ref.key) / MANIFEST).exists()
+        return published and not self.is_collected(ref.stage, ref.key)
 
     # -- publish ---------------------------------------------------------------------------------------------------
 

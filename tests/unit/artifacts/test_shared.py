@@ -278,6 +278,23 @@ def test_an_input_that_is_still_being_uploaded_is_waited_for(tmp_path, bucket):
         pass  # nobody uploads it: its machine is gone
 
 
+def test_files_of_a_manifest_that_came_with_an_outcome_are_waited_for(tmp_path, bucket):
+    """A driver knows what a node has made before the node has uploaded it."""
+    node, driver = store(bucket, tmp_path / "node"), store(bucket, tmp_path / "driver")
+    with node.lock(identity(a=1).key):
+        ref = publish(node, identity(a=1))
+    driver.learn((ref.path / "manifest.json").read_bytes())
+    assert driver.is_collected("thing", ref.key)
+    assert not driver.uploads.is_durable(ref.key)
+    threading.Timer(0.7, lambda: node.uploads.flush(10)).start()
+    with driver.reading([ref]):
+        assert (driver.folder("thing", ref.key) / "data.txt").read_text() == "hello"
+    lost = publish(store(bucket, tmp_path / "dead node"), identity(a=2))
+    driver.learn((lost.path / "manifest.json").read_bytes())
+    with pytest.raises(InputGoneError), driver.reading([lost]):
+        pass  # the node is gone, and nobody else has the files
+
+
 def test_the_cache_evicts_what_is_durable_and_nothing_else(tmp_path, bucket):
     mine = store(bucket, tmp_path / "a")
     old, new = publish(mine, identity(a=1), text="old" * 100), publish(mine, identity(a=2), text="new" * 100)
