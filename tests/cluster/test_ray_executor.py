@@ -5,6 +5,7 @@ import signal
 import statistics
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from flows.run.ray_executor import RayExecutor
 from flows.run.runner import ThreadRunner
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
-from hacrl_core.errors import ConfigError
+from hacrl_core.errors import ConfigError, ContractError, HacrlError
 from tests.flow.homes import digests
 from tests.patience import patience
 
@@ -133,8 +134,10 @@ def test_errors_and_warnings_of_a_stage_arrive_as_they_do_locally(tmp_path: Path
         origin = executor.run(calls.origin("ada"), Hears())
         assert any(line.startswith("progress warmstart") for line in heard)
         broken = calls.verify("ada", origin.ref, origin.ref, 0, {})  # no rollouts in there
-        with pytest.raises(Exception, match="verify ada #0") as caught:
+        with pytest.raises(ContractError, match="verify ada #0"):
             executor.run(broken, Hears())
+        with pytest.raises(HacrlError, match="verify ada #0: KeyError") as caught:
+            executor.run(replace(broken, inputs={}), Hears())  # what nobody expects
         assert type(caught.value).__module__.startswith("hacrl_core")
         assert "Traceback" in (tmp_path / "logs" / "ada.log").read_text()
         # What a call costs beyond its work: the artifact exists, so the actor only looks it up.
