@@ -181,6 +181,10 @@ bench-form: .venv/real-ready  ## Rewards of the real SmolLM2-135M with and witho
 bench-tabular: setup  ## Gradients of every method in a tabular world, exactly; minutes
 	@$(BIN)/python benchmarks/tabular.py
 
+bench-exchange: setup  ## What staleness and hostile parties cost in accuracy, over seeds; half an hour of one core
+	@$(BIN)/python benchmarks/exchange_tabular.py
+	@$(BIN)/python benchmarks/exchange.py
+
 bench-verify: setup  ## Verifier against plain math-verify: speed, false accepts, false rejects
 	@$(BIN)/python benchmarks/verify.py
 	@$(BIN)/python benchmarks/verify_truth.py
@@ -213,4 +217,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-exchange bench-verify bench-sandbox lock reference house clean
