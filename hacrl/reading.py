@@ -165,15 +165,19 @@ class Campaign:
         return pd.DataFrame(rows, columns=["step", "agent", "benchmark", "accuracy", "low", "high"])
 
     def table(self, name: str, iteration: int, agent: str = "", benchmark: str = "") -> "pa.Table":
-        """Return one stage's table as Arrow: ``table("scores", 7, "ada")``. Prompts belong to no agent."""
+        """Return one stage's table as Arrow: ``table("scores", 7, "ada")`` is of the seventh iteration.
+
+        Prompts belong to no agent. An evaluation's iteration is the last one before it. The table is as it is stored: a
+        column ``iteration`` of its own counts from 0.
+        """
         if name not in _STAGE_OF:
             raise ConfigError(f"table {name!r}: there is none of that name; choose one of {', '.join(_STAGE_OF)}")
         for found in self.history.stages(_STAGE_OF[name], agent, benchmark):
-            if found.entry.iteration == iteration:
+            if found.step == iteration:
                 return read_table(self._folder(found.entry.stage, found.entry.key) / f"{name}.parquet", _schema(name))
         raise ConfigError(
             f"table {name} of {agent or 'the campaign'} in iteration {iteration}: not in campaign {self.name}, which "
-            f"has {self.iterations} complete iterations, counted from 0"
+            f"has {self.iterations} complete iterations, counted from 1"
         )
 
     def _folder(self, stage: str, key: str) -> Path:
@@ -185,19 +189,22 @@ class Campaign:
 
         if agent and agent not in self.history.agents:
             raise ConfigError(f"agent {agent!r}: not in campaign {self.name}; choose one of {', '.join(self.agents)}")
-        if iteration is not None and not 0 <= iteration < self.iterations:
-            raise ConfigError(f"iteration {iteration}: campaign {self.name} has 0 to {self.iterations - 1}")
+        if iteration is not None and not 1 <= iteration <= self.iterations:
+            raise ConfigError(f"iteration {iteration}: campaign {self.name} has 1 to {self.iterations}")
         frames = [
-            self._labelled(read_table(self._folder(e.stage, e.key) / f"{name}.parquet", _schema(name)), name, e)
-            for e in (f.entry for f in self.history.finished)
-            if e.stage == _STAGE_OF[name] and agent in (None, e.agent) and iteration in (None, e.iteration)
+            self._labelled(read_table(self._folder(e.stage, e.key) / f"{name}.parquet", _schema(name)), name, e, f.step)
+            for f in self.history.finished
+            if (e := f.entry).stage == _STAGE_OF[name] and agent in (None, e.agent) and iteration in (None, f.step)
         ]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_schema(name).fields.names)
 
-    def _labelled(self, table: "pa.Table", name: str, entry: Any) -> "pd.DataFrame":
+    def _labelled(self, table: "pa.Table", name: str, entry: Any, iteration: int) -> "pd.DataFrame":
         frame: pd.DataFrame = table.to_pandas()
+        # Stored tables count iterations from 0.
+        if "iteration" in frame.columns:
+            frame["iteration"] += 1
         owner = {"credit": "learner", "scores": "learner", "capability": "learner", "prompts": ""}.get(name, "agent")
-        labels = {"iteration": entry.iteration, owner: entry.agent, "benchmark": entry.variant}
+        labels = {"iteration": iteration, owner: entry.agent, "benchmark": entry.variant}
         for place, (label, value) in enumerate((k, v) for k, v in labels.items() if k and v not in (None, "")):
             if label not in frame.columns:
                 frame.insert(place, label, value)

@@ -86,7 +86,7 @@ def _groups(inputs: Mapping[str, ArtifactRef], config: CreditSlice) -> "Groups":
             agents=config.agents,
         )
     except AlgorithmError as problem:
-        raise AlgorithmError(f"credit {config.learner} #{config.iteration}: {problem}") from None
+        raise AlgorithmError(f"credit {config.learner} iteration {config.iteration + 1}: {problem}") from None
 
 
 def _history(

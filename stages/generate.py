@@ -70,8 +70,8 @@ def _check_length(rendered: Mapping[str, tuple[int, ...]], config: GenerateSlice
     for prompt_id, ids in rendered.items():
         if limit is not None and len(ids) > limit:
             raise EngineError(
-                f"generate {config.agent_id} #{config.iteration}: prompt {prompt_id} has {len(ids)} tokens, more than "
-                f"max_prompt_tokens {limit}; raise generate.max_prompt_tokens or filter the problems"
+                f"generate {config.agent_id} iteration {config.iteration + 1}: prompt {prompt_id} has {len(ids)} "
+                f"tokens, more than max_prompt_tokens {limit}; raise generate.max_prompt_tokens or filter the problems"
             )
 
 

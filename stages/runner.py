@@ -47,7 +47,7 @@ def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable
             return _compute(store, call, identity, context)
     except Exception as problem:
         if is_disk_full(problem):
-            raise StageError(f"{call.label}: {disk_full(store.root)}") from problem
+            raise StageError(f"{call.title}: {disk_full(store.root)}") from problem
         raise
 
 
@@ -88,7 +88,7 @@ def _compute(store: Store, call: StageCall, identity: Identity, context: Context
             ref = store.publish(staged, identity, out.tables, result.metrics, result.details, provenance)
     except ContractError as problem:
         shutil.rmtree(staged, ignore_errors=True)
-        raise ContractError(f"{call.label}: {problem}") from problem
+        raise ContractError(f"{call.title}: {problem}") from problem
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
@@ -111,7 +111,7 @@ def remove_leftovers(store: Store) -> None:
 def _check_metrics(call: StageCall, metrics: Metrics) -> None:
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if bad:
-        raise StageError(f"{call.label}: metrics {bad} are not finite; nothing was published")
+        raise StageError(f"{call.title}: metrics {bad} are not finite; nothing was published")
 
 
 def _fused_path(metrics: Metrics) -> dict[str, str]:

@@ -61,7 +61,7 @@ def _load(inputs: Mapping[str, ArtifactRef], config: SampleSlice) -> ProblemSet:
     found = load_problems(config.problems)
     if found.content_digest != config.content_digest:
         raise StageError(
-            f"sample #{config.iteration}: the problems changed on disk while the campaign ran; "
+            f"sample iteration {config.iteration + 1}: the problems changed on disk while the campaign ran; "
             "run the same command again"
         )
     if config.max_prompt_tokens is not None and found.generator is None:

@@ -78,7 +78,7 @@ def run(
     metrics |= kernel_metrics("reference" if config.is_reference else "score", torch.device(context.device))
     if metrics.get("score/sampling_mismatch_mean", 0.0) > config.mismatch_warning:
         context.warn(
-            f"score {config.learner} #{config.iteration}: sampling and scoring log-probs differ by "
+            f"score {config.learner} iteration {config.iteration + 1}: sampling and scoring log-probs differ by "
             f"{metrics['score/sampling_mismatch_mean']:.3g} per token on average, more than {config.mismatch_warning}; "
             "the generation engine and the trainer disagree about the same weights"
         )
@@ -117,7 +117,8 @@ def _score_on_ranks(
 ) -> Any:
     group = context.warm.ranks(config.ranks, context.device)
     task = ScoreOnRank(version, config, context.attention, context.warm.own_code)
-    return group.run(replace(task, sequences=sequences), task, name=f"score {config.learner} #{config.iteration}")
+    name = f"score {config.learner} iteration {config.iteration + 1}"
+    return group.run(replace(task, sequences=sequences), task, name=name)
 
 
 @dataclass(frozen=True)

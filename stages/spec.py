@@ -65,9 +65,20 @@ class StageCall:
 
     @property
     def label(self) -> str:
-        """The name that people read, and under which the campaign's record keeps the call."""
+        """The name under which the campaign's record keeps the call; its iterations count from 0."""
         number = "" if self.iteration is None else f"#{self.iteration}"
         return " ".join(part for part in (self.stage, self.agent, self.variant, number) if part)
+
+    @property
+    def title(self) -> str:
+        """The name that people read: ``update ada iteration 7``, and then ``evaluate ada math after iteration 7``."""
+        if self.iteration is None:
+            return self.label
+        if self.stage != "evaluate":
+            when = f"iteration {self.iteration + 1}"
+        else:
+            when = f"after iteration {self.iteration}" if self.iteration else "before iteration 1"
+        return " ".join(part for part in (self.stage, self.agent, self.variant, when) if part)
 
     def bound(self) -> "StageCall":
         """Return the call with artifacts in place of handles; waits for those that are still running."""
@@ -82,7 +93,7 @@ class StageCall:
         found = {role: item for role, item in self.inputs.items() if isinstance(item, ArtifactRef)}
         if len(found) != len(self.inputs):
             pending = ", ".join(sorted(self.inputs.keys() - found.keys()))
-            raise StageError(f"{self.label}: the inputs {pending} are not resolved; call bound() first")
+            raise StageError(f"{self.title}: the inputs {pending} are not resolved; call bound() first")
         return found
 
 
@@ -138,7 +149,7 @@ class Stage:
         """Return what decides the artifact of a bound call: the hash of this is its key."""
         if not isinstance(call.config, self.config):
             raise StageError(
-                f"{call.label}: its config is a {type(call.config).__name__}, not a {self.config.__name__}"
+                f"{call.title}: its config is a {type(call.config).__name__}, not a {self.config.__name__}"
             )
         return Identity(
             stage=self.name,

@@ -69,7 +69,7 @@ def run(
     """Train the learner on the iteration's responses and publish its next version."""
     responses, failed = _read(inputs, config)
     if config.max_error_share is not None and failed > config.max_error_share:
-        skipped = f"update {config.learner} #{config.iteration}: skipped"
+        skipped = f"update {config.learner} iteration {config.iteration + 1}: skipped"
         context.warn(f"{skipped}, the verifier failed on {failed:.0%} of a sampler's responses")
         return _unchanged(inputs["agent"], out, {"update/verifier_failed": 1.0})
     seed = required_seed("update", seed)
@@ -85,8 +85,8 @@ def run(
         # Under autocast own ratios compare the update with itself, foreign ones still with what was scored.
         whose = "ratios" if config.update.autocast == "none" else "foreign ratios"
         context.warn(
-            f"update {config.learner} #{config.iteration}: mean log-probs of own responses differ by up to "
-            f"{metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: {whose} "
+            f"update {config.learner} iteration {config.iteration + 1}: mean log-probs of own responses differ by up "
+            f"to {metrics['update/score_mismatch_max']:.2g} between score and update, more than {_MISMATCH:g}: {whose} "
             "are clipped by rounding; give score and update the same token_budget, or set autocast: none in both"
         )
     return Result({**metrics, "update/skipped": 0.0}, published=published)
@@ -139,7 +139,7 @@ def _train_on_ranks(
     group.rank.progress = context.progress
     metrics = group.run(
         TrainOnRank(dict(inputs), config, seed, out.path, context.attention, context.warm.own_code),
-        name=f"update {config.learner} #{config.iteration}",
+        name=f"update {config.learner} iteration {config.iteration + 1}",
     )
     return metrics, lambda ref: group.run(Published(ref.path, ref.digest))
 
@@ -238,8 +238,8 @@ def _joined(credits: Table, scores: Mapping[str, Table], reference: Table, confi
         needs_claim = credit["is_own"] or config.algorithm.foreign_treatment != "as_own"
         if rollout not in sampled_at and needs_claim:
             raise AlgorithmError(
-                f"update {config.learner} #{config.iteration}: rollout {rollout} has no score by its sampler "
-                f"{credit['sampler']}; its score artifact is missing or of another iteration"
+                f"update {config.learner} iteration {config.iteration + 1}: rollout {rollout} has no score by its "
+                f"sampler {credit['sampler']}; its score artifact is missing or of another iteration"
             )
         score = scored.get(rollout)
         if score is None:

@@ -168,7 +168,7 @@ class _EvaluationListener(Listener):
         self.close()
 
     def waiting(self, call: StageCall, holder: str) -> None:
-        self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
+        self.warn(f"{call.title}: {holder} is computing the same artifact; waiting for it")
 
     def warn(self, message: str) -> None:
         self._console.print(Text(f"! {message}", style="yellow"))

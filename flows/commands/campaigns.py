@@ -59,7 +59,7 @@ def rollouts(
     campaign: CampaignArgument = None,
     iteration: Annotated[
         int | None,
-        typer.Option("--iteration", "-i", help="Iteration to show, counted from 0. Default: the last complete one."),
+        typer.Option("--iteration", "-i", help="Iteration to show, counted from 1. Default: the last complete one."),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Show only responses of this agent.")] = None,
     learner: Annotated[

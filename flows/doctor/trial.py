@@ -55,7 +55,7 @@ def sample_answers(console: Console, config: CampaignConfig, home: Home) -> list
     calls, store, context = StageCalls(small), open_store(home.store), Context()
 
     def run(planned: StageCall) -> Done:
-        console.print(f"{planned.label} …", style="dim")
+        console.print(f"{planned.title} …", style="dim")
         return Done(planned, run_stage(store, planned.bound(), context))
 
     present = small.present(0)

@@ -101,7 +101,7 @@ def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
     size = int(rates.devices[cluster.device].memory_gb * GIGA) if cluster.gpus else 0
     memory = {agent: _memory(config, work, rates, agent, size) for agent in config.agents}
     versions = {agent: version_bytes(work.shapes[agent], config.training(agent)) for agent in config.agents}
-    path = [(interval.call.label, interval.seconds) for interval in simulation.critical_path(typical)]
+    path = [(interval.call.title, interval.seconds) for interval in simulation.critical_path(typical)]
     return Plan(
         campaign=config.name,
         cluster=cluster,

@@ -24,7 +24,8 @@ def show_plan(console: Console, plan: Plan, iterations: int) -> None:
     console.print()
     console.print(_stage_table(plan))
     console.print()
-    path = " → ".join(f"{label.rsplit(' #', 1)[0]} {decimal_time(seconds)}" for label, seconds in plan.critical_path)
+    steps = [(title.partition(" iteration ")[0], decimal_time(seconds)) for title, seconds in plan.critical_path]
+    path = " → ".join(f"{stage} {lasted}" for stage, lasted in steps)
     rows = [
         ("one iteration", duration(plan.iteration_seconds)),
         ("critical path", path),

@@ -72,7 +72,7 @@ class Logbook(Listener):
     def stage_started(self, call: StageCall, why: list[str]) -> None:
         """Write that a stage starts, and what changed since it ran last."""
         reason = f" (again: {'; '.join(why)})" if why else ""
-        self.write("start", call.label + reason)
+        self.write("start", call.title + reason)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """Write that a stage ran, with its seconds and its headline metric; count a cached one."""
@@ -84,11 +84,11 @@ class Logbook(Listener):
         headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{call.variant}/accuracy"}.get(call.stage, "")
         value = outcome.metrics.get(headline)
         told = "" if value is None else f", {headline.rpartition('/')[2].replace('_', ' ')} {value:.3f}"
-        self.write("done", f"{call.label}: {outcome.seconds:.2f} s{told}")
+        self.write("done", f"{call.title}: {outcome.seconds:.2f} s{told}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
         """Write that another process computes the same artifact."""
-        self.write("waiting", f"{call.label}: {holder} is computing the same artifact")
+        self.write("waiting", f"{call.title}: {holder} is computing the same artifact")
 
     def _put(self, kind: str, text: str) -> None:
         if self._file is None:

@@ -93,7 +93,7 @@ def render(history: History, state: str) -> str:
         sections=[(s, [(p, Markup(drawn[p.key].svg), _legend(p)) for p in s.panels]) for s in charts],
         findings=diagnose(history),
         examples=shown,
-        examples_iteration=iteration,
+        examples_iteration=iteration + 1,
         lineage={agent: _lineage(history, agent) for agent in history.agents},
         settings=yaml.safe_dump(
             history.config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True

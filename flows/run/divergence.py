@@ -49,7 +49,7 @@ class Watch:
             and self._settings.on_nonfinite == "stop"
         ):
             raise DivergenceError(
-                f"{call.label}: was skipped in an earlier run because its numbers were not finite, and "
+                f"{call.title}: was skipped in an earlier run because its numbers were not finite, and "
                 "divergence.on_nonfinite is now stop; "
                 "lower update.learning_rate, or set it to skip again"
             )
@@ -62,10 +62,10 @@ class Watch:
         guesses = metrics.get("verify/truncated_guess_share", 0.0)
         if guesses > 0:
             return (
-                f"{call.label}: {guesses:.1%} of the responses are rewarded though they were cut off before a complete "
+                f"{call.title}: {guesses:.1%} of the responses are rewarded though they were cut off before a complete "
                 "answer; half a number may equal the gold by chance: set verify.truncated to complete_only"
             )
-        return nothing_shared(call.label, metrics, self._scores.get(call.agent, {}))
+        return nothing_shared(call.title, metrics, self._scores.get(call.agent, {}))
 
     def _warn_once(self, call: StageCall, message: str) -> None:
         with self._lock:
@@ -88,16 +88,15 @@ class Watch:
         first = call.iteration + 1 - len(rewards) + at
         message = (
             f"{call.agent}: mean reward below {self._settings.collapse.share:.0%} of its best ({best:.3f}, iterations "
-            f"{first} to "
-            f"{first + self._settings.collapse.window - 1}) for {self._settings.collapse.iterations} iterations in a "
-            f"row, now {rewards[-1]:.3f}"
+            f"{first + 1} to {first + self._settings.collapse.window}) for {self._settings.collapse.iterations} "
+            f"iterations in a row, now {rewards[-1]:.3f}"
         )
         self._collapsed(message)
         if self._settings.collapse.action == "stop":
             with self._lock:
                 self._told.discard(call.agent)  # each try to go on is refused, not only the first
             raise DivergenceError(
-                f"{message}; {call.label} is not made. {call.agent}@{first + self._settings.collapse.window - 1} wrote "
+                f"{message}; {call.title} is not made. {call.agent}@{first + self._settings.collapse.window - 1} wrote "
                 "the last of the best; lower "
                 "update.learning_rate, or set divergence.collapse.action to warn"
             )

@@ -106,5 +106,5 @@ def run_here(store: Store, call: StageCall, context: Context, listener: Listener
         progress=lambda done, total, note: listener.progress(call, done, total, note),
         warn=listener.warn,
     )
-    with span(call.label, "stage"):
+    with span(call.title, "stage"):
         return run_stage(store, call, heard, lambda holder: listener.waiting(call, holder))

@@ -86,7 +86,7 @@ class _Count:
             return _NotLookedUp(call)
         found = lookup(self.store, call.bound())
         if found is None:
-            raise CacheMiss(call.label)
+            raise CacheMiss(call.title)
         return Done(call, found)
 
     def iteration_done(self, iteration: int) -> None:

@@ -126,7 +126,7 @@ class RoleActor:
         except BaseException as problem:
             # The node's files may be out of the user's reach: the traceback travels.
             self._messages.put(("traceback", traceback.format_exc()))
-            answer = ("error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}"))
+            answer = ("error", HacrlError(f"{call.title}: {type(problem).__name__}: {problem}"))
         self._messages.put(answer)
 
     def _warn(self, message: str) -> None:

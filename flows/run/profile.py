@@ -63,18 +63,18 @@ class Tracer(Listener):
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
         """From now on the call waits for its process."""
-        self._waiting[call.label] = time.time()
+        self._waiting[call.title] = time.time()
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """Write what this process did, and the stage itself where its process reported nothing (a cluster's node)."""
         self.spans(DRIVER, RECORDER.take())
-        now, since = time.time(), self._waiting.pop(call.label, None)
+        now, since = time.time(), self._waiting.pop(call.title, None)
         if since is not None:
-            self.spans(call.agent or DRIVER, [Span(call.label, "stage", since, now, 0, 0)])
+            self.spans(call.agent or DRIVER, [Span(call.title, "stage", since, now, 0, 0)])
 
     def stage_failed(self, call: StageCall, problem: BaseException) -> None:
         """It no longer waits."""
-        self._waiting.pop(call.label, None)
+        self._waiting.pop(call.title, None)
 
     def spans(self, process: str, spans: list[Span]) -> None:
         """Write what a process did."""

@@ -198,7 +198,7 @@ class RemoteRole:
     def run(self, call: StageCall, listener: Listener) -> tuple[Outcome, bytes]:
         """Have the actor run a bound call, and return its manifest too; a dead actor or node is ``WorkerDied``."""
         with self._line.turn(urgency_of(call)):
-            self._cluster.check(call.label)
+            self._cluster.check(call.title)
             with self._changing:
                 self._busy = True
             try:
@@ -206,13 +206,13 @@ class RemoteRole:
                 return self._follow(call, started, listener)
             except self._cluster.ray.exceptions.RayTaskError as problem:
                 self.end()
-                raise HacrlError(f"{call.label}: {problem.cause or problem}") from problem
+                raise HacrlError(f"{call.title}: {problem.cause or problem}") from problem
             except self._cluster.ray.exceptions.RayError as problem:
                 node = "" if self.now is None else f" on node {self.now.node[:8]}"
                 self.end()
-                self._cluster.check(call.label)
+                self._cluster.check(call.title)
                 raise WorkerDied(
-                    f"{call.label}: the actor of {self._seat.name}{node} died ({type(problem).__name__})"
+                    f"{call.title}: the actor of {self._seat.name}{node} died ({type(problem).__name__})"
                 ) from problem
             finally:
                 self._busy = False
@@ -263,14 +263,14 @@ class RemoteRole:
         possible = began = room = time.monotonic()
         try:
             while not group.wait(POLL_SECONDS):
-                cluster.check(call.label)
+                cluster.check(call.title)
                 now = time.monotonic()
                 nodes = cluster.nodes()
                 if servable(self._bundles, nodes.values()):
                     possible = now
                 elif now - possible > cluster.place_seconds:
                     raise ConfigError(
-                        f"{call.label}: no node of the Ray cluster at {cluster.address} can serve it: it asks for "
+                        f"{call.title}: no node of the Ray cluster at {cluster.address} can serve it: it asks for "
                         f"{asked(self._bundles)}; nodes: {nodes_text(nodes)}; add a node that has it, or change "
                         f"agents.{self._seat.agent}.gpus or resources"
                     )
@@ -292,7 +292,7 @@ class RemoteRole:
             ready, _ = ray.wait([answer], timeout=POLL_SECONDS)
             if ready:
                 return ray.get(answer)
-            self._cluster.check(call.label)
+            self._cluster.check(call.title)
 
     def _follow(self, call: StageCall, started: _Started, listener: Listener) -> tuple[Outcome, bytes]:
         """Pass on what the actor reports until its outcome comes."""
@@ -301,7 +301,7 @@ class RemoteRole:
         while True:
             ready, _ = ray.wait([stream], timeout=POLL_SECONDS)
             if not ready:
-                self._cluster.check(call.label)
+                self._cluster.check(call.title)
                 continue
             kind, value = ray.get(next(stream))
             if kind == "done":

@@ -87,7 +87,7 @@ class Replay:
         bound = call.bound()
         found = look_up(self.store, self.record, bound)
         if found is None:
-            raise CacheMiss(bound.label)
+            raise CacheMiss(bound.title)
         self.watch.after(bound, found)
         self.record.add(bound, found)
         return Done(call, found)
@@ -282,7 +282,7 @@ class StageRunner(ABC):
         if self.record is not None:
             self.record.use_instead(find_stage(call.stage).identity(call).key, ref.key)
         raise ContentChangedError(
-            f"{call.label}: its files were gone, and computing it again gave other content (this hardware or these "
+            f"{call.title}: its files were gone, and computing it again gave other content (this hardware or these "
             "library versions do not repeat it bit for bit)"
         )
 

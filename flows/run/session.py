@@ -78,9 +78,9 @@ class Retrace:
         key = find_stage(bound.stage).identity(bound).key if known is None else known.ref.key
         if key == self.wanted.key:
             self.found = Done(call, known or Outcome(self.wanted, True, 0.0, {}))
-            raise CacheMiss(bound.label)
+            raise CacheMiss(bound.title)
         if known is None:
-            raise CacheMiss(bound.label)
+            raise CacheMiss(bound.title)
         return Done(call, known)
 
     def iteration_done(self, iteration: int) -> None:

@@ -130,9 +130,9 @@ class Worker:
             if code == TERMINATED:  # a scheduler's SIGTERM reaches the whole group: the campaign may be about to end
                 self._wait_for_close(5.0)
             if self._closed:
-                raise Stopped(f"{call.label}: stopped, the campaign is ending") from None
+                raise Stopped(f"{call.title}: stopped, the campaign is ending") from None
             raise WorkerDied(
-                f"{call.label}: the worker of {self.name} died ({_reason(code)}); if memory ran out, {_remedy(call)}"
+                f"{call.title}: the worker of {self.name} died ({_reason(code)}); if memory ran out, {_remedy(call)}"
             ) from problem
 
     def _wait_for_close(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class Worker:
     def _start(self, call: StageCall | Task) -> Connection:
         with self._starting:
             if self._closed:
-                raise Stopped(f"{call.label}: not run, the campaign is ending")
+                raise Stopped(f"{call.title}: not run, the campaign is ending")
             if self._process is not None and self._process.is_alive() and self._pipe is not None:
                 return self._pipe
             context = multiprocessing.get_context("spawn")
@@ -309,7 +309,7 @@ def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connec
     try:
         if not isinstance(call, StageCall):
             return "done", call.perform(store, context)
-        with span(call.label, "stage"):
+        with span(call.title, "stage"):
             return "done", run_stage(store, call, context, lambda holder: pipe.send(("waiting", holder)))
     except HacrlError as problem:
         return "error", problem
@@ -318,7 +318,7 @@ def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connec
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             traceback.print_exc(file=file)
-        return "error", HacrlError(f"{call.label}: {type(problem).__name__}: {problem}; details in {log}")
+        return "error", HacrlError(f"{call.title}: {type(problem).__name__}: {problem}; details in {log}")
 
 
 def prepare_torch(place: Placement) -> str:

@@ -66,7 +66,7 @@ class _Bar:
 
     @property
     def name(self) -> str:
-        return f"{self.agent} #{self.first}" + (f" to #{self.last}" if self.last > self.first else "")
+        return f"{self.agent} {_iterations(self.first, self.last)}"
 
     def told(self) -> str:
         parts = [f"reward {sum(self.rewards) / len(self.rewards):.3f}"] if self.rewards else []
@@ -97,7 +97,7 @@ class Timeline(Listener):
             self._end_cached(now)
             self._running[call.label] = (call, now)
             if why:
-                self._lines.append(LogLine(now, INFO, f"{call.label} runs again: {'; '.join(why)}"))
+                self._lines.append(LogLine(now, INFO, f"{call.title} runs again: {'; '.join(why)}"))
             if call.iteration is None:  # a first version
                 self._begin_own(call, now)
             if not call.agent or call.iteration is None:
@@ -122,8 +122,8 @@ class Timeline(Listener):
                 return
             _, began = self._running.pop(call.label, (call, now))
             if (own := self._long.pop(call.label, None)) is not None:
-                self._states.append(BarState(own, call.stage, call.label, "Completed", began, now))
-                self._lines.append(LogLine(now, INFO, f"{call.label}: {now - began:.1f} s", own))
+                self._states.append(BarState(own, call.stage, call.title, "Completed", began, now))
+                self._lines.append(LogLine(now, INFO, f"{call.title}: {now - began:.1f} s", own))
             bar = self._bars.get(call.agent)
             if bar is None:
                 return
@@ -138,7 +138,7 @@ class Timeline(Listener):
         with self._lock:
             _, began = self._running.pop(call.label, (call, now))
             own, told = self._long.pop(call.label, None) or uuid4(), str(problem)
-            self._states.append(BarState(own, call.stage, call.label, "Failed", began, now, told))
+            self._states.append(BarState(own, call.stage, call.title, "Failed", began, now, told))
             self._lines.append(LogLine(now, ERROR, told, own))
 
     def warn(self, message: str) -> None:
@@ -155,7 +155,7 @@ class Timeline(Listener):
                 self._end(bar, "Completed" if complete else "Cancelled", now)
             for label, own in self._long.items():
                 call, began = self._running[label]
-                self._states.append(BarState(own, call.stage, label, "Cancelled", began, now))
+                self._states.append(BarState(own, call.stage, call.title, "Cancelled", began, now))
             self._long.clear()
 
     # -- what there is to tell -------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Timeline(Listener):
 
     def _begin_own(self, call: StageCall, began: float) -> None:
         own = self._long[call.label] = uuid4()
-        self._states.append(BarState(own, call.stage, call.label, "Running", began, began))
+        self._states.append(BarState(own, call.stage, call.title, "Running", began, began))
 
     def _end(self, bar: _Bar, state: State, at: float) -> None:
         self._bars.pop(bar.agent, None)
@@ -190,8 +190,12 @@ class Timeline(Listener):
 
 def _name(found: list[StageCall]) -> str:
     if len(found) == 1:
-        return found[0].label
+        return found[0].title
     numbers = sorted({call.iteration for call in found if call.iteration is not None})
-    where = f" #{numbers[0]}" if numbers else ""
-    where += f" to #{numbers[-1]}" if len(numbers) > 1 else ""
+    where = f", {_iterations(numbers[0], numbers[-1])}" if numbers else ""
     return f"{len(found)} stages from the store{where}"
+
+
+def _iterations(first: int, last: int) -> str:
+    """Name iterations, which the record counts from 0, as people count them: from 1."""
+    return f"iteration {first + 1}" if first == last else f"iterations {first + 1} to {last + 1}"

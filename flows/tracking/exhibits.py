@@ -158,7 +158,7 @@ class Gallery:
                 reply.times,
                 ", ".join(f"{who} {advantage:+.2f}" for who, _, advantage in reply.advantages),
                 example.tags,
-                iteration,
+                iteration + 1,
             ]
             for example in shown
             for answers in example.answers

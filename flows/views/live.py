@@ -95,26 +95,26 @@ class Display(Listener):
         """Show the stage in its agent's row, and print what changed since it ran last."""
         if call.agent in self._rows:
             row = self._rows[call.agent]
-            row.running.append(call.label)
+            row.running.append(call.title)
             row.note = ""
             row.done = row.total = 0
         own = [reason for reason in why if not reason.startswith("inputs.")]
         # What merely follows from changed inputs is not repeated for every stage.
         if own:
-            self._once(f"{call.stage}:{own}", f"{call.label} runs again: {'; '.join(own)}")
+            self._once(f"{call.stage}:{own}", f"{call.title} runs again: {'; '.join(own)}")
 
     def progress(self, call: StageCall, done: int, total: int, note: str) -> None:
         """Move the agent's bar; outside a terminal, print a warm start's quarters."""
-        if call.agent in self._rows and self._rows[call.agent].running[-1:] == [call.label]:
+        if call.agent in self._rows and self._rows[call.agent].running[-1:] == [call.title]:
             row = self._rows[call.agent]
             row.done, row.total = done, total
             row.note = note
         if call.stage == "warmstart" and self._live is None and total and done * 4 // total > (done - 1) * 4 // total:
-            self._once(f"{call.label} {done * 4 // total}", f"{call.label}: {done}/{total} {note}")
+            self._once(f"{call.title} {done * 4 // total}", f"{call.title}: {done}/{total} {note}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
         """Warn that another process computes the same artifact."""
-        self.warn(f"{call.label}: {holder} is computing the same artifact; waiting for it")
+        self.warn(f"{call.title}: {holder} is computing the same artifact; waiting for it")
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """Update the agent's row with what the stage measured."""
@@ -123,7 +123,7 @@ class Display(Listener):
         if call.agent not in self._rows:
             return
         row = self._rows[call.agent]
-        row.running = [label for label in row.running if label != call.label]
+        row.running = [label for label in row.running if label != call.title]
         row.total = 0
         if call.stage == "verify" and call.iteration is not None:
             row.rewards.append((call.iteration, outcome.metrics["verify/reward_mean"]))

@@ -43,7 +43,7 @@ def show_rollouts(
     store = open_store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
     groups = responses_of(store, entries, list(config.agents), chosen, [learner] if learner else [])
-    console.print(Text(f"{config.name}, iteration {chosen}", style="bold"))
+    console.print(Text(f"{config.name}, iteration {chosen + 1}", style="bold"))
     shown = 0
     for prompt in asked:
         rows = [
@@ -113,15 +113,16 @@ def tags_of(raw: str) -> str:
 
 
 def _iteration(entries: dict[Any, Entry], wanted: int | None, config: CampaignConfig) -> int:
+    """Return the record's number of an iteration, which counts from 0; people count from 1."""
     verified = {(agent, i) for stage, agent, i in entries if stage == "verify"}
     complete = [i for i in range(config.iterations) if all((agent, i) in verified for agent in config.present(i))]
     if not complete:
         raise ConfigError(f"campaign {config.name}: has no verified rollouts yet; wait for its first iteration")
     if wanted is None:
         return complete[-1]
-    if wanted not in complete:
-        raise ConfigError(f"--iteration {wanted}: campaign {config.name} has {complete[0]} to {complete[-1]}")
-    return wanted
+    if wanted - 1 not in complete:
+        raise ConfigError(f"--iteration {wanted}: campaign {config.name} has {complete[0] + 1} to {complete[-1] + 1}")
+    return wanted - 1
 
 
 def _table(store: Store, entry: Entry, schema: Any) -> list[dict[str, Any]]:

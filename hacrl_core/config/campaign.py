@@ -119,7 +119,9 @@ class CampaignConfig(StrictConfig):
                 )
         alone = next((i for i in range(self.iterations) if not self.present(i)), None)
         if alone is not None:
-            raise ValueError(f"agents: no agent takes part in iteration {alone}; let one join earlier or leave later")
+            raise ValueError(
+                f"agents: no agent takes part in iteration {alone + 1}; let one join earlier or leave later"
+            )
         for settings in self.agents.values():
             if settings.warmstart is None:
                 continue

@@ -239,8 +239,8 @@ class Learner:
 
     def _diverged(self, what: str) -> DivergenceError:
         return DivergenceError(
-            f"update {self.name} #{self.iteration}: {what} is not finite; the last good version stays current. "
-            "Lower update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
+            f"update {self.name} iteration {self.iteration + 1}: {what} is not finite; the last good version stays "
+            "current. Lower update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
         )
 
 

@@ -66,7 +66,7 @@ def test_a_second_home_with_an_empty_disk_answers_without_running_a_stage(first,
     count = len({entry.key for entry in read_entries(second.campaign("tiny"))})
     assert f"{count} of {count} artifacts in file://{bucket}, durable to iteration 2" in hacrl(second, "status")
     # What a user asks for comes: texts for a look, weights for an export.
-    assert "iteration 1" in hacrl(second, "rollouts", "tiny", "-i", "1")
+    assert "iteration 2" in hacrl(second, "rollouts", "tiny", "-i", "2")
     hacrl(second, "export", "tiny/ada", str(tmp_path / "ada"))
     assert (tmp_path / "ada" / "model.safetensors").stat().st_size > 0
 

@@ -159,11 +159,11 @@ def test_prefect_has_progress_agents_a_summary_and_cached_stages(hacrl, prefect_
     assert "tiny to iteration 2" in flows
     # Short iterations share a bar, so its name depends on how fast the machine is.
     assert {"warmstart ada", "warmstart ben"} <= tasks.keys()
-    assert any(name.startswith("ada #0") for name in tasks)
+    assert any(name.startswith("ada iteration") for name in tasks)
     assert set(tasks.values()) == {"Completed", "Cached"}
     assert "Cached" in [state for name, state in tasks.items() if "stages from the store" in name]
     assert spans[0] >= len(tasks)
-    assert any(re.match(r"ada #0.*: reward 0\.\d+, .*generate \d", line) for line in lines)
+    assert any(re.match(r"ada iterations? 1.*: reward 0\.\d+, .*generate \d", line) for line in lines)
     assert any("runs again: config.update.learning_rate: 0.001 → 0.002" in line for line in lines)
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_artifact_is_reported_and_recomputed_with_the_same_content(hac
 
 def test_status_and_rollouts_show_what_happened(hacrl):
     assert re.search(r"tiny\s+complete\s+2/2", hacrl("status"))
-    text = hacrl("rollouts", "tiny", "--iteration", "0", "-n", "2")
+    text = hacrl("rollouts", "tiny", "--iteration", "1", "-n", "2")
     assert text.count("right answer:") == 2
     assert "advantage" in text
     assert "agent" in text
@@ -192,7 +192,7 @@ def test_status_and_rollouts_show_what_happened(hacrl):
         (["run", "CONFIG", "--set", "iterations=-1"], "iterations: -1 is not allowed"),
         (["run", "CONFIG", "--set", "bogus=1"], "bogus: unknown key"),
         (["rollouts", "nobody"], "campaign nobody: not found"),
-        (["rollouts", "tiny", "--iteration", "99"], "--iteration 99: campaign tiny has 0 to"),
+        (["rollouts", "tiny", "--iteration", "99"], "--iteration 99: campaign tiny has 1 to"),
         (["rollouts", "tiny", "--agent", "zoe"], "agent zoe: not in campaign tiny"),
     ],
 )

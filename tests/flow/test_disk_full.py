@@ -82,7 +82,7 @@ def no_large_files() -> Iterator[None]:
 def test_a_file_that_may_not_grow_is_the_same_error(tmp_path, undisturbed, request):
     home = own_copy(undisturbed, "tiny", tmp_path / "home", ("warmstart",), record=False)
     request.getfixturevalue("no_large_files")
-    with pytest.raises(StageError, match=r"update \w+ #0: the disk of .* is full; free some space"):
+    with pytest.raises(StageError, match=r"update \w+ iteration 1: the disk of .* is full; free some space"):
         run_here(campaign(iterations=1), home)
     assert verify_store(quiet(), home, repair=False) == 0
     assert list((home.store / "staging").iterdir()) == []

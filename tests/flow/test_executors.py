@@ -82,8 +82,8 @@ def test_a_call_that_is_not_bound_is_refused_by_name() -> None:
     problems = {"kind": "arithmetic", "kinds": {"addition": 1.0}, "levels": {"easy": 1.0}}
     config = SampleSlice.model_validate({"problems": problems, "iteration": 0, "prompts": 1, "content_digest": ""})
     call = StageCall("sample", config, {"ada": Running()}, seed=1, iteration=0)
-    with pytest.raises(StageError, match="sample #0: the inputs ada are not resolved"):
+    with pytest.raises(StageError, match="sample iteration 1: the inputs ada are not resolved"):
         find_stage("sample").identity(call)
     assert find_stage("sample").identity(call.bound()).inputs == {"ada": "d"}
-    with pytest.raises(StageError, match="sample #0: its config is a ArithmeticProblems, not a SampleSlice"):
+    with pytest.raises(StageError, match="sample iteration 1: its config is a ArithmeticProblems, not a SampleSlice"):
         find_stage("sample").identity(StageCall("sample", config.problems, iteration=0))

@@ -131,7 +131,7 @@ def test_a_missing_sampler_is_named_and_nothing_is_written(run_inline):
         agent="ada",
         iteration=0,
     )
-    with pytest.raises(AlgorithmError, match=r"credit ada #0: rollout .* appears twice"):
+    with pytest.raises(AlgorithmError, match=r"credit ada iteration 1: rollout .* appears twice"):
         run_stage(store, call, Context())
     assert store.lookup(find_stage("credit").identity(call)) is None
     assert not any((store.root / "staging").iterdir())

@@ -44,7 +44,8 @@ def test_nothing_shared_is_said_once_per_learner_with_the_boundary_as_cause_wher
         watch.after(call("update", iteration=iteration), outcome(**NOTHING))
     watch.after(call("update", "ben"), outcome(**NOTHING))
     assert len(heard) == 2
-    assert heard[0].startswith("update ada #0: nothing is shared: 0.0% of the foreign responses are inside the window")
+    beginning = "update ada iteration 1: nothing is shared: 0.0% of the foreign responses are inside the window"
+    assert heard[0].startswith(beginning)
     assert "the first token of foreign responses is far less likely" in heard[0]
     assert "score.boundary" in heard[0]
     assert "too far apart" in heard[1]

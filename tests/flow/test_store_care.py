@@ -186,7 +186,7 @@ def test_where_hardware_does_not_repeat_a_version_the_campaign_goes_on_from_a_ne
 
     monkeypatch.setattr(Store, "publish", not_repeatable)
     ran = run_here(campaign(), home)
-    assert "update ben #1: its files were gone, and computing it again gave other" in capsys.readouterr().out
+    assert "update ben iteration 2: its files were gone, and computing it again gave other" in capsys.readouterr().out
     # Ben's version 2 is new, and so is all that follows from it; what does not stays.
     assert {"update ben #0", "update ben #1", "generate ben #2", "update ada #2", "update ben #3"} <= set(ran)
     assert not {"generate ada #2", "verify ada #2", "generate ben #1", "score ben #1"} & set(ran)

@@ -81,10 +81,10 @@ def test_cached_stages_share_one_bar_for_each_stretch(timeline, clock):
     timeline.end(complete=True)
     bars, lines = shown(timeline)
     assert {name for name, bar in bars.items() if bar.state == "Cached"} == {
-        "600 stages from the store #0 to #299",
-        "sample #301",
+        "600 stages from the store, iterations 1 to 300",
+        "sample iteration 302",
     }
-    assert "600 stages from the store #0 to #299: found in the store" in lines
+    assert "600 stages from the store, iterations 1 to 300: found in the store" in lines
 
 
 def test_an_agent_has_a_bar_for_each_iteration_with_what_happened_in_it(timeline, clock):
@@ -95,11 +95,11 @@ def test_an_agent_has_a_bar_for_each_iteration_with_what_happened_in_it(timeline
     timeline.end(complete=True)
     bars, lines = shown(timeline)
     assert [(bar.name, bar.state, bar.at - bar.began) for bar in bars.values()] == [
-        ("ada #0", "Completed", 8.0),
-        ("ada #1", "Completed", 8.0),
-        ("ada #2", "Completed", 8.0),
+        ("ada iteration 1", "Completed", 8.0),
+        ("ada iteration 2", "Completed", 8.0),
+        ("ada iteration 3", "Completed", 8.0),
     ]
-    assert lines[1] == "ada #1: reward 0.250, generate 4.00 s, verify 1.00 s, update 3.00 s"
+    assert lines[1] == "ada iteration 2: reward 0.250, generate 4.00 s, verify 1.00 s, update 3.00 s"
 
 
 def test_short_iterations_share_a_bar_and_any_campaign_has_few_hundred(timeline, clock):
@@ -114,7 +114,7 @@ def test_short_iterations_share_a_bar_and_any_campaign_has_few_hundred(timeline,
     assert sum(shares) < count
     timeline.end(complete=True)
     bars, _ = shown(timeline)
-    assert all(bar.name.endswith(" to #19999") for bar in bars.values())
+    assert all(bar.name.endswith(" to 20000") for bar in bars.values())
 
 
 def test_a_long_stage_has_a_bar_of_its_own_while_it_runs(timeline, clock):
@@ -122,30 +122,30 @@ def test_a_long_stage_has_a_bar_of_its_own_while_it_runs(timeline, clock):
     timeline.stage_started(call("warmstart", "ben", None), [])
     clock.now += 21
     bars, _ = shown(timeline)
-    assert (bars["generate ada #0"].state, bars["generate ada #0"].began) == ("Running", 1000.0)
+    assert (bars["generate ada iteration 1"].state, bars["generate ada iteration 1"].began) == ("Running", 1000.0)
     assert bars["warmstart ben"].state == "Running"
     clock.now += 9
     timeline.stage_finished(call("generate"), Outcome(REF, False, 30.0, {}))
     bars, lines = shown(timeline)
-    assert (bars["generate ada #0"].state, bars["generate ada #0"].at) == ("Completed", 1030.0)
-    assert lines == ["generate ada #0: 30.0 s"]
+    assert (bars["generate ada iteration 1"].state, bars["generate ada iteration 1"].at) == ("Completed", 1030.0)
+    assert lines == ["generate ada iteration 1: 30.0 s"]
 
 
 def test_a_failed_stage_is_a_bar_with_its_reason_and_the_rest_is_cancelled(timeline, clock):
     timeline.stage_started(call("generate", "ben"), [])
     timeline.stage_started(call("generate"), [])
     clock.now += 1
-    timeline.stage_failed(call("generate"), StageError("generate ada #0: the disk is full"))
+    timeline.stage_failed(call("generate"), StageError("generate ada iteration 1: the disk is full"))
     timeline.warn("the campaign ends")
     timeline.end(complete=False)
     bars, lines = shown(timeline)
     assert {name: bar.state for name, bar in bars.items()} == {
-        "generate ada #0": "Failed",
-        "ada #0": "Cancelled",
-        "ben #0": "Cancelled",
+        "generate ada iteration 1": "Failed",
+        "ada iteration 1": "Cancelled",
+        "ben iteration 1": "Cancelled",
     }
-    assert bars["generate ada #0"].message == "generate ada #0: the disk is full"
-    assert lines[:2] == ["generate ada #0: the disk is full", "the campaign ends"]
+    assert bars["generate ada iteration 1"].message == "generate ada iteration 1: the disk is full"
+    assert lines[:2] == ["generate ada iteration 1: the disk is full", "the campaign ends"]
 
 
 def test_the_table_and_the_summary_say_what_the_campaign_reached(history):

@@ -31,10 +31,10 @@ def test_what_is_not_there_is_named(seen, tmp_path, campaign):
         hacrl.open(tmp_path / "none")
     with pytest.raises(ConfigError, match="campaign other: not found"):
         hacrl.open(seen.root)["other"]
-    with pytest.raises(ConfigError, match="iteration 3: campaign seen has 0 to 2"):
-        campaign.rollouts(3)
+    with pytest.raises(ConfigError, match="iteration 4: campaign seen has 1 to 3"):
+        campaign.rollouts(4)
     with pytest.raises(ConfigError, match="agent 'eve': not in campaign seen"):
-        campaign.rollouts(0, "eve")
+        campaign.rollouts(1, "eve")
     with pytest.raises(ConfigError, match="table 'rolouts'"):
         campaign.table("rolouts", 0, "one")
 
@@ -86,14 +86,14 @@ def test_an_agent_loads_as_an_ordinary_model(campaign):
 
 def test_arrow_tables_come_as_they_are_stored(campaign):
     agent = next(iter(campaign.agents))
-    table = campaign.table("scores", 0, agent)
-    assert table.num_rows == len(campaign.scores(0, agent))
+    table = campaign.table("scores", 1, agent)
+    assert table.num_rows == len(campaign.scores(1, agent))
 
 
 def test_reading_needs_neither_torch_nor_prefect_nor_mlflow(seen):
     script = (
         "import sys, hacrl; assert 'numpy' not in sys.modules and 'pyarrow' not in sys.modules;"
-        f"c = hacrl.open({str(seen.root)!r})['seen']; assert len(c.rollouts(0)) and len(c.metrics());"
+        f"c = hacrl.open({str(seen.root)!r})['seen']; assert len(c.rollouts(1)) and len(c.metrics());"
         "print([m for m in ('torch', 'prefect', 'mlflow', 'transformers') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

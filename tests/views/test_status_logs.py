@@ -143,8 +143,8 @@ def test_the_log_has_every_stage_with_its_seconds(seen):
     done = {line.text.partition(": ")[0]: line.text for line in lines if line.kind == "done"}
     for entry in read_entries(seen.campaign("seen")):
         assert f"{entry.seconds:.2f} s" in done[entry.label]
-    assert "reward mean" in done["verify ada #0"]
-    assert "accuracy" in done["evaluate ben held_out #3"]
+    assert "reward mean" in done["verify ada iteration 1"]
+    assert "accuracy" in done["evaluate ben held_out after iteration 3"]
     assert lines[0].kind == "run"
     assert lines[-1].kind == "end"
 
