@@ -1,4 +1,4 @@
-"""``hacrl status``, ``logs``, ``report`` and ``export``: look at campaigns, and export their agents."""
+"""``hacrl status``, ``logs``, ``diagnose``, ``feedback``, ``report`` and ``export``: look at campaigns and agents."""
 
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +71,26 @@ def diagnose(
         print(json.dumps([asdict(finding) for finding in found], indent=1))
     if found:
         raise typer.Exit(1)
+
+
+@app.command()
+@one_line_errors
+def feedback(
+    campaign: CampaignArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Also write the labelled responses to this file, as JSONL."),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Read the verdicts that people gave to traces in MLflow, and list where the verifier was wrong.
+
+    They are kept in the campaign's folder, and shown by [bold]hacrl rollouts[/bold] and in the report. No past artifact
+    changes. With [bold]--out[/bold] they are test cases for the verifier of the next campaign.
+    """
+    from flows.tracking.feedback import show_feedback
+
+    show_feedback(Console(), Home.find(home), campaign, out)
 
 
 @app.command()

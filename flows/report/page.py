@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +14,7 @@ from markupsafe import Markup
 
 from flows.diagnose.diagnose import diagnose
 from flows.home import Home
+from flows.record.feedback import Label, counted, read_labels
 from flows.record.history import History, last, read_history, state_of
 from flows.record.record import find_campaign
 from flows.report.charts import draw, draw_sections, small_curve
@@ -67,14 +69,16 @@ def write_report(home: Home, name: str | None, out: Path | None, *, pictures: bo
     place = out or folder / "report"
     place.mkdir(parents=True, exist_ok=True)
     page = place / PAGE
-    page.write_text(render(history, state_of(history, folder)), encoding="utf-8")
+    page.write_text(render(history, state_of(history, folder), read_labels(folder)), encoding="utf-8")
     if not pictures:
         return [page]
     return [page, *draw_sections(sections(history), history, place)]
 
 
-def render(history: History, state: str) -> str:
-    """Return the page. All text of prompts and responses is escaped; only our own SVG is inserted verbatim."""
+def render(history: History, state: str, labels: Sequence[Label] = ()) -> str:
+    """Return the page; ``labels`` are the verdicts that people gave.
+
+    All text of prompts and responses is escaped; only our own SVG is inserted verbatim."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -92,8 +96,10 @@ def render(history: History, state: str) -> str:
         headlines=[_headline(history, number, agent) for number, agent in enumerate(history.agents)],
         sections=[(s, [(p, Markup(drawn[p.key].svg), _legend(p)) for p in s.panels]) for s in charts],
         findings=diagnose(history),
+        labels=labels,
+        labels_counted=counted(labels),
         examples=shown,
-        examples_iteration=iteration + 1,
+        examples_iteration=None if iteration is None else iteration + 1,
         lineage={agent: _lineage(history, agent) for agent in history.agents},
         settings=yaml.safe_dump(
             history.config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True

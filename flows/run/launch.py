@@ -5,7 +5,7 @@ is away.
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from flows.store.bucket import uploading
 from flows.store.gc import collector
 from flows.tracking.feed import Tracker
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
+from flows.tracking.system import SystemSampler
 from flows.views.live import Display
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.disk import disk_full, is_disk_full
@@ -181,6 +182,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
             raise_on_signals(),
             _logged(campaign, counter),
             tracking(campaign) as tracker,
+            _system_metrics(campaign),
             campaign.display,
             _profiled(campaign) as tracer,
         ):
@@ -252,6 +254,14 @@ def tracking(campaign: OpenCampaign) -> Iterator[Tracker | None]:
         raise
     finally:
         tracker.close(status)
+
+
+def _system_metrics(campaign: OpenCampaign) -> AbstractContextManager[object]:
+    """Record what the machine does while the campaign runs, where MLflow is to show it."""
+    settings = campaign.config.tracking
+    if not (settings.enabled and settings.system_metrics):
+        return nullcontext()
+    return SystemSampler(campaign.record.folder)
 
 
 def what_is_saved(config: CampaignConfig, home: Home) -> str:

@@ -57,7 +57,7 @@ class Task(Protocol):
     """Work other than a stage call that a worker can do: the cell of a sweep."""
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
         """The name that people read."""
 
     @property

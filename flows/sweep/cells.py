@@ -48,6 +48,11 @@ class Job:
         return self.config.name if self.origin is None else f"{self.config.name} first version of {self.origin}"
 
     @property
+    def title(self) -> str:
+        """The name that people read."""
+        return self.label
+
+    @property
     def agent(self) -> str:
         """Whose log a worker process writes to when something unforeseen happens."""
         return "sweep"

@@ -145,7 +145,7 @@ class Gallery:
 
     def _log_table(self) -> None:
         iteration, shown = examples(self._history(), _PROMPTS)
-        if not shown:
+        if not shown or iteration is None:
             return
         columns = ["prompt", "right answer", "agent", "verdict", "response", "times", "advantages", "tags", "iteration"]
         rows = [

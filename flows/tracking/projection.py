@@ -6,28 +6,31 @@ server missed.
 """
 
 import os
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flows.home import Home
+from flows.record.feedback import read_labels
 from flows.record.history import History
 from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
+from flows.tracking.system import SystemLog
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.files import sync
 from hacrl_core.artifacts.locks import exclusive
 from hacrl_core.config.addresses import is_http, userinfo, without_userinfo
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.contracts.manifest import digest_of
+from hacrl_core.contracts.manifest import Manifest, digest_of
 from hacrl_core.errors import ArtifactError, ConfigError
 
 # MLflow's limit of metrics in one call.
 _BATCH = 1000
 # Raise it when the projection shows more than before, so that the next replay sends it.
-_PROJECTION_VERSION = 3
+_PROJECTION_VERSION = 4
 PARENT = ""
 
 
@@ -73,7 +76,9 @@ class Projection:
         """``parent`` is the run of the sweep that the campaign is a cell of."""
         from mlflow import MlflowClient
 
+        from flows.tracking.models import LoggedModels
         from flows.tracking.registry import Registry
+        from flows.tracking.traces import Traces
 
         self._config = config
         self._store = store
@@ -86,9 +91,20 @@ class Projection:
         with exclusive(home.campaign(config.name) / "tracking.lock"):
             self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
             self._runs = self._find_runs()
-        so_far = History(config, store, read_entries(home.campaign(config.name)))
-        self._registry = Registry(self._client, so_far, uri, self._runs)
+        folder = home.campaign(config.name)
+        so_far = History(config, store, read_entries(folder))
+        models = LoggedModels(self._client, self._experiment, config, self._runs, home.root / "mlartifacts" / "links")
+        self._registry = Registry(self._client, so_far, uri, self._runs, models)
         self._gallery = Gallery(self._client, so_far, self._runs)
+        self._system = SystemLog(folder)
+        # Name and step → agent → value and when it was measured.
+        self._headlines: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
+        for finished in so_far.finished:
+            self._note_headline(finished.entry, finished.manifest)
+        self._traces: Traces | None = None
+        # A sweep compares campaigns; its cells have no traces.
+        if parent is None:
+            self._traces = Traces(uri, so_far, self._experiment, self._runs, self._digest, read_labels(folder))
 
     def log(self, entries: Iterable[Entry]) -> None:
         """Send the entries' metrics in one batch per run, then what is shown beside the metrics."""
@@ -99,11 +115,14 @@ class Projection:
                 points[run].append(metric)
         for run, metric in self._gallery.costs(entries):
             points[run].append(metric)
+        points[PARENT] += self._system_points()
         for run, metrics in points.items():
             for start in range(0, len(metrics), _BATCH):
                 self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
         self._beside(lambda: self._registry.log(entries))
         self._beside(lambda: self._gallery.log(entries))
+        if (traces := self._traces) is not None:
+            self._beside(lambda: traces.log(entries))
 
     def replay(self, entries: list[Entry]) -> bool:
         """Send everything again, unless the parent run's tag says that MLflow has it; return whether it was sent."""
@@ -151,22 +170,61 @@ class Projection:
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
         step = (entry.iteration or 0) + (0 if entry.stage == "evaluate" else 1)
         clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
-        values = {**manifest.metrics, clock: manifest.provenance.seconds}
+        values = {**_distinct(manifest.metrics), clock: manifest.provenance.seconds}
         for name, value in values.items():
             yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
-        headline = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage)
-        if headline in manifest.metrics:
-            short = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
-            # With a second slash MLflow would show a section of its own below an empty one.
-            joint = "." if "/" in short else "/"
-            for run, name in ((PARENT, f"{short}{joint}{entry.agent}"), (entry.agent, short)):
-                if run in self._runs:
-                    yield run, Metric(clean_name(name), manifest.metrics[headline], at, step)
+        if (name := self._note_headline(entry, manifest)) is not None:
+            yield entry.agent, Metric(clean_name(name), self._headlines[name, step][entry.agent][0], at, step)
+            yield from self._mean(name, step)
+
+    def _note_headline(self, entry: Entry, manifest: Manifest) -> str | None:
+        """Remember a reward or accuracy; return the name under which MLflow shows it, None for other stages."""
+        metric = {"verify": "verify/reward_mean", "evaluate": f"evaluate/{entry.variant}/accuracy"}.get(entry.stage, "")
+        if metric not in manifest.metrics or entry.agent not in self._runs:
+            return None
+        name = "reward" if entry.stage == "verify" else f"accuracy/{entry.variant}"
+        step = (entry.iteration or 0) + (0 if entry.stage == "evaluate" else 1)
+        found = self._headlines.setdefault((name, step), {})
+        found[entry.agent] = (manifest.metrics[metric], int(manifest.provenance.finished * 1000))
+        return name
+
+    def _mean(self, name: str, step: int) -> Iterable[tuple[str, Any]]:
+        """Yield the mean over the agents for the campaign's run, when the last of them is known.
+
+        It has the name that the agents' runs use: MLflow draws all of them in one chart.
+        """
+        from mlflow.entities import Metric
+
+        found = self._headlines[name, step]
+        # An evaluation after iteration n is of the agents that took part in it, the first one of those that begin.
+        present = self._config.present(max(0, step - 1))
+        if found.keys() >= set(present):
+            values = [found[agent][0] for agent in present]
+            latest = max(found[agent][1] for agent in present)
+            yield PARENT, Metric(clean_name(name), statistics.fmean(values), latest, step)
+
+    def _system_points(self) -> list[Any]:
+        from mlflow.entities import Metric
+
+        return [Metric(clean_name(name), value, at, step) for name, value, at, step in self._system.points()]
+
+    @staticmethod
+    def find(config: CampaignConfig, uri: str, home: Home) -> tuple[dict[str, str], str]:
+        """Return the campaign's runs by agent, and the experiment's id; both empty where there is none."""
+        from mlflow import MlflowClient
+
+        if uri == home.tracking_uri and not home.database.exists():
+            return {}, ""
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(config.tracking.experiment)
+        if experiment is None:
+            return {}, ""
+        found = _runs_of(client, config, experiment.experiment_id)
+        return {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}, str(experiment.experiment_id)
 
     def _find_runs(self) -> dict[str, str]:
         """Return the campaign's runs by agent; create those that are missing and reopen those that ended."""
-        query = f"tags.`hacrl.campaign_digest` = '{self._digest}' and tags.`hacrl.campaign` = '{self._config.name}'"
-        found = self._client.search_runs([self._experiment], query, max_results=1000)
+        found = _runs_of(self._client, self._config, self._experiment)
         runs = {run.data.tags["hacrl.agent"]: run.info.run_id for run in found}
         for run in found:
             # A process was killed between creating the run and describing it.
@@ -194,6 +252,11 @@ class Projection:
         if not agent:
             self._client.log_dict(run, self._config.model_dump(mode="json"), "config.json")
         self._client.log_batch(run, params=list(_params(self._config, agent)))
+
+
+def _runs_of(client: Any, config: CampaignConfig, experiment: str) -> list[Any]:
+    query = f"tags.`hacrl.campaign_digest` = '{campaign_digest(config)}' and tags.`hacrl.campaign` = '{config.name}'"
+    return list(client.search_runs([experiment], query, max_results=1000))
 
 
 def ensure_database(home: Home) -> None:
@@ -279,6 +342,17 @@ def _move_userinfo() -> None:
         return
     os.environ["MLFLOW_TRACKING_URI"] = without_userinfo(given)
     os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = found
+
+
+def _distinct(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out what repeats an accuracy: avg@1, pass@1, best@1 and maj@1 are the accuracy by definition.
+
+    The accuracy itself is shown as ``accuracy/<benchmark>``.
+    """
+    repeated = [
+        name for name in metrics if name.startswith("evaluate/") and ("@1/" in f"{name}/" or name.endswith("/accuracy"))
+    ]
+    return {name: value for name, value in metrics.items() if name not in repeated}
 
 
 def clean_name(name: str) -> str:

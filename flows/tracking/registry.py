@@ -1,9 +1,10 @@
 """Agents in MLflow's model registry: every version that the store keeps, without a copy of its weights.
 
-A registered model is named ``campaign.agent`` (a slash is not allowed there). A version's source is the artifact's
-folder in the store; its tags name the campaign, iteration and version. ``models:/campaign.agent@latest`` is MLflow's
-own alias for the highest number, ``@best`` is set here. Registered versions are found by their key, so replaying
-creates no duplicates.
+A registered model is named ``campaign.agent`` (a slash is not allowed there). Its version n is the agent's version n:
+``models:/demo.ada/40`` is ``demo/ada@40``. Every kept version, the first one included, is also a logged model, and the
+registered version's source is that model's folder (``models.py``). ``models:/campaign.agent@latest`` is MLflow's own
+alias for the highest number, ``@best`` is set here. Versions are found by their key, so replaying creates no
+duplicates.
 """
 
 import statistics
@@ -16,14 +17,19 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from flows.record.history import History
 from flows.record.record import ORIGINS, Entry
+from flows.tracking.models import LoggedModels
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
 
 SCHEME = "hacrl-store"
+# Accuracy, milliseconds since the epoch, digest of the problems.
+Measured = tuple[float, int, str]
 # Iterations without an evaluation after which versions are registered all the same.
 PATIENCE = 10
 _PAGE = 1000
+# The logged model has all tags; a version's page has room for few.
+_OF_A_VERSION = ("hacrl.version", "hacrl.key", "hacrl.content", "hacrl.parent")
 
 
 class StoreRepository(LocalArtifactRepository):
@@ -43,8 +49,9 @@ class Registry:
     iterations, so those that a keep policy collects in between are never registered.
     """
 
-    def __init__(self, client: Any, history: History, uri: str, runs: dict[str, str]) -> None:
+    def __init__(self, client: Any, history: History, uri: str, runs: dict[str, str], models: LoggedModels) -> None:
         self._client = client
+        self._models = models
         self._runs = runs
         self._config = history.config
         self._store = history.store
@@ -55,13 +62,13 @@ class Registry:
         self._best: dict[str, int | None] = {}
         # Agent → iterations behind the version → (stage, key).
         self._versions = {a: {n: (e.stage, e.key) for n, e in enumerate(history.versions[a])} for a in history.agents}
-        # Agent and iterations → benchmark → accuracy.
-        self._accuracy: dict[tuple[str, int], dict[str, float]] = {}
-        for agent in history.agents:
-            for benchmark in history.benchmarks:
-                for step, value in history.accuracy(agent, benchmark):
-                    number = int(step) - self._config.agents[agent].joins
-                    self._accuracy.setdefault((agent, number), {})[benchmark] = value
+        # Agent and iterations → benchmark → accuracy, when it was measured, and the digest of the problems.
+        self._accuracy: dict[tuple[str, int], dict[str, Measured]] = {}
+        # Evaluations that the logged models do not have yet.
+        self._unsent: dict[tuple[str, int], dict[str, Measured]] = {}
+        for finished in history.finished:
+            if finished.entry.stage == "evaluate" and finished.entry.agent in self._config.agents:
+                self._take(finished.entry, finished.manifest)
         self._waiting = 0
 
     def log(self, entries: Iterable[Entry]) -> None:
@@ -74,8 +81,8 @@ class Registry:
                 number = 0 if entry.stage in ORIGINS else self._number(entry) + 1
                 self._versions[entry.agent][number] = (entry.stage, entry.key)
                 self._waiting = max(self._waiting, 1) + 1
-            elif entry.stage == "evaluate" and (value := self._measured(entry)) is not None:
-                self._accuracy.setdefault((entry.agent, self._number(entry)), {})[entry.variant] = value
+            elif entry.stage == "evaluate" and (manifest := self._manifest(entry)) is not None:
+                self._take(entry, manifest)
                 evaluated = True
         if evaluated or self._waiting > PATIENCE * len(self._config.agents):
             self.flush()
@@ -92,28 +99,56 @@ class Registry:
                 kept = self._is_kept(stage, key)
                 if kept and key not in known:
                     self._create(agent, number, stage, key)
-                elif not kept and key in known:
-                    self._client.delete_model_version(model, str(known.pop(key)))
+                elif not kept:
+                    self._delete(model, key)
             newest = versions[max(versions)]
             # MLflow's own @latest is the highest number, but a campaign may return to settings, and versions, that it
             # had before.
             if newest[1] in known and known[newest[1]] < max(known.values()):
                 self._create(agent, max(versions), *newest)
             self._mark_best(agent)
+        for (agent, number), found in self._unsent.items():
+            if number in self._versions[agent]:
+                self._models.measure(agent, number, self._versions[agent][number][1], found)
+        self._unsent = {}
 
     def _create(self, agent: str, number: int, stage: str, key: str) -> None:
-        manifest, model = self._store.manifest(stage, key), self._model(agent)
-        folder = self._store.folder(stage, key)
-        done = self._client.create_model_version(
-            model,
-            source=f"{SCHEME}://{folder}" if self._through_server else folder.as_uri(),
+        """Create the logged model of a version, and register it; MLflow's numbers begin at 1, so not the first one."""
+        manifest, name = self._store.manifest(stage, key), self._model(agent)
+        tags = self._tags(agent, number, manifest, self._store.folder(stage, key))
+        model = self._models.make(agent, number, manifest, self._store.folder(stage, key), tags)
+        if number == 0:
+            return
+        done = self._register(agent, number, model, tags)
+        # Numbers of versions that are not kept are left out, so that number and iteration agree.
+        while int(done.version) < number:
+            self._client.delete_model_version(name, done.version)
+            done = self._register(agent, number, model, tags)
+        self._known[name][key] = int(done.version)
+
+    def _register(self, agent: str, number: int, model: Any, tags: dict[str, str]) -> Any:
+        version = f"{self._config.name}/{agent}@{number}"
+        return self._client.create_model_version(
+            self._model(agent),
+            source=self._source(self._models.folder(model), model),
             run_id=self._runs[agent],
-            tags=self._tags(agent, number, manifest, folder),
-            description=f"{self._config.name}/{agent} after {number} iterations. "
-            f"Plain checkpoint: hacrl export {self._config.name}/{agent}@{number} DIR",
+            tags={name: tags[name] for name in _OF_A_VERSION if name in tags},
+            description=f"{version}, after {number} iterations. Plain checkpoint: hacrl export {version} DIR",
             await_creation_for=0,
+            model_id=model.model_id,
         )
-        self._known[model][key] = int(done.version)
+
+    def _source(self, folder: Path, model: Any) -> str:
+        """Return an address that MLflow accepts: its servers take a plain path only inside the model's own folder."""
+        if not self._through_server or folder.as_uri() == model.artifact_location:
+            return folder.as_uri()
+        return f"{SCHEME}://{folder}"
+
+    def _delete(self, model: str, key: str) -> None:
+        known = self._registered(model)
+        if key in known:
+            self._client.delete_model_version(model, str(known.pop(key)))
+        self._models.forget(key)
 
     def _tags(self, agent: str, number: int, manifest: Manifest, folder: Path) -> dict[str, str]:
         found = {
@@ -135,7 +170,7 @@ class Registry:
         """Set the alias and the accuracy of the best version; of equals the later, as ``hacrl export`` chooses."""
         wanted = {benchmark.name for benchmark in self._config.evaluate.benchmarks}
         means = {
-            number: statistics.fmean(found.values())
+            number: statistics.fmean(value for value, _, _ in found.values())
             for (who, number), found in self._accuracy.items()
             if who == agent and found.keys() == wanted and number in self._versions[agent]
         }
@@ -176,9 +211,19 @@ class Registry:
             if not token:
                 return found
 
-    def _measured(self, entry: Entry) -> float | None:
+    def _take(self, entry: Entry, manifest: Manifest) -> None:
+        """Note the accuracy of an evaluation."""
+        value = manifest.metrics.get(f"evaluate/{entry.variant}/accuracy")
+        if value is None:
+            return
+        digest = str(manifest.identity.config.get("content_digest", ""))
+        measured = (value, int(manifest.provenance.finished * 1000), digest)
+        for found in (self._accuracy, self._unsent):
+            found.setdefault((entry.agent, self._number(entry)), {})[entry.variant] = measured
+
+    def _manifest(self, entry: Entry) -> Manifest | None:
         try:
-            return self._store.manifest(entry.stage, entry.key).metrics.get(f"evaluate/{entry.variant}/accuracy")
+            return self._store.manifest(entry.stage, entry.key)
         except ArtifactError:
             return None
 

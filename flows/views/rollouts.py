@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.home import Home
+from flows.record.feedback import Label, by_rollout, read_labels
 from flows.record.record import Entry, find_campaign, read_campaign, read_entries
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
@@ -43,6 +44,7 @@ def show_rollouts(
     store = open_store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
     groups = responses_of(store, entries, list(config.agents), chosen, [learner] if learner else [])
+    labels = by_rollout(read_labels(folder))
     console.print(Text(f"{config.name}, iteration {chosen + 1}", style="bold"))
     shown = 0
     for prompt in asked:
@@ -52,7 +54,7 @@ def show_rollouts(
             if agent in (None, r["agent_id"]) and verdict in (None, r["verdict"])
         ]
         if rows and shown < prompts:
-            console.print(_panel(prompt, rows))
+            console.print(_panel(prompt, rows, labels))
             shown += 1
     if not shown:
         console.print("No response fits these filters.")
@@ -82,7 +84,7 @@ def _credit(store: Store, entries: Mapping[Any, Entry], learner: str, iteration:
     return {} if entry is None else {c["rollout_id"]: c for c in _table(store, entry, CREDIT)}
 
 
-def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
+def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]], labels: Mapping[str, Label]) -> Panel:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for title in ("agent", "verdict", "advantage", "times", "response"):
         table.add_column(title, overflow="fold")
@@ -93,7 +95,12 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]]) -> Panel:
         kind, credits = alike[0]["verdict"], list(alike[0]["credits"].values())
         advantage = f"{credits[0]['advantage']:+.2f}" if credits else ""
         cut = " …" if alike[0]["finish_reason"] == "length" else ""
-        table.add_row(who, Text(kind, style=STYLES[kind]), advantage, str(len(alike)), Text(printable(text) + cut))
+        verdict = Text(kind, style=STYLES[kind])
+        # A person judged the text, so the verdict is that of all equal responses to this prompt.
+        label = next((labels[row["rollout_id"]] for row in alike if row["rollout_id"] in labels), None)
+        if label is not None:
+            verdict.append(f" ({label.who}: {label.verdict})", style=STYLES[label.verdict])
+        table.add_row(who, verdict, advantage, str(len(alike)), Text(printable(text) + cut))
     question = printable(" ".join(m["content"] for m in prompt["messages"]))
     heading = Text.assemble(
         ("asked: ", "dim"), question, ("   right answer: ", "dim"), (printable(prompt["answer"]), "bold")

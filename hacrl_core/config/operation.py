@@ -103,6 +103,17 @@ class TrackingConfig(StrictConfig):
         60.0, gt=0, description="Longest the end of a campaign waits for MLflow. Iterations never wait."
     )
 
+    traces: int = Field(
+        2,
+        ge=0,
+        le=64,
+        description="Responses of each agent and iteration that MLflow shows as traces with verdict, reward and "
+        "advantages; 0: none. All agents' traces of an iteration answer the same prompts. Cells of a sweep have none.",
+    )
+    system_metrics: bool = Field(
+        True, description="Record CPU, memory, disk, network and GPU of this machine while the campaign runs."
+    )
+
     @field_validator("uri")
     @classmethod
     def _without_password(cls, value: str | None) -> str | None:

@@ -108,8 +108,8 @@ def test_tracking_has_a_parent_and_a_child_per_agent_and_each_point_once(hacrl):
     assert set(points.values()) == {1}
     keys = {key for _, key, _ in points}
     assert {
-        "reward/ada",
-        "accuracy/held_out.ben",
+        "reward",
+        "accuracy/held_out",
         "verify/reward_mean",
         "update/foreign_ratio_mean",
         "credit/capability",

@@ -106,7 +106,7 @@ def test_collapsed_rewards_stop_the_campaign_before_the_next_update(home):
     ruin = {"learning_rate": 1.0, "minibatch_prompts": 3}
     with pytest.raises(
         DivergenceError,
-        match=r"mean reward below 50% of its best \(0\.\d+, iterations 0 to 0\) for 2 iterations in a row",
+        match=r"mean reward below 50% of its best \(0\.\d+, iterations 1 to 1\) for 2 iterations in a row",
     ):
         run_here(campaign(iterations=6, update=ruin, divergence=watch), home)
     assert "update ada #1" in Here.ran or "update ben #1" in Here.ran

@@ -184,7 +184,7 @@ def test_an_mlflow_server_killed_in_mid_campaign_is_filled_in_when_it_is_back(tm
             server.wait()
     found = points(home, tmp_path / "server.db")
     assert set(found.values()) == {1}
-    assert {step for _, key, step in found if key == "reward/ada"} == {1, 2, 3}
+    assert {step for _, key, step in found if key == "reward"} == {1, 2, 3}
 
 
 def start_mlflow(place: Path, url: str) -> "subprocess.Popen[bytes]":

@@ -26,7 +26,10 @@ def rows(home, query):
 def everything(home):
     counts = {
         table: rows(home, f"select count(*) from {table}")[0][0]
-        for table in ("runs", "model_versions", "registered_models", "inputs", "datasets", "metrics", "tags", "params")
+        for table in (
+            *("runs", "model_versions", "registered_models", "inputs", "datasets", "metrics", "tags", "params"),
+            *("logged_models", "logged_model_metrics", "logged_model_tags", "trace_info", "spans", "assessments"),
+        )
     }
     files = Counter(str(p.relative_to(home.root)) for p in (home.root / "mlartifacts").rglob("*") if p.is_file())
     return counts, files
@@ -40,29 +43,85 @@ def test_every_kept_version_is_registered_where_it_lies_with_its_lineage(tracked
     history = History(config, Store(home.store), read_entries(home.campaign("seen")))
     for agent in config.agents:
         found = sorted(client.search_model_versions(f"name='seen.{agent}'"), key=lambda v: int(v.version))
-        assert [v.tags["hacrl.version"] for v in found] == ["0", "1", "2", "3"]
-        assert [v.tags["hacrl.key"] for v in found] == [entry.key for entry in history.versions[agent]]
+        # MLflow's number is the agent's version; it knows no number 0.
+        assert [int(v.version) for v in found] == [1, 2, 3]
+        assert [v.tags["hacrl.version"] for v in found] == ["1", "2", "3"]
+        assert [v.tags["hacrl.key"] for v in found] == [entry.key for entry in history.versions[agent][1:]]
         for before, after in pairwise(found):
             assert after.tags["hacrl.parent"] == before.tags["hacrl.content"]
         for version in found:
-            folder = Path(version.source.removeprefix("file://"))
-            assert (folder / "model.safetensors").exists()  # no copy: the store's own folder
-            assert folder.is_relative_to(home.store)
+            weights = Path(version.source.removeprefix("file://")) / "model" / "model.safetensors"
+            # No copy: a link to the store's own file.
+            assert weights.is_symlink()
+            assert weights.resolve().is_relative_to(home.store.resolve())
         assert client.get_model_version_by_alias(f"seen.{agent}", "latest").version == found[-1].version
         best = client.get_model_version_by_alias(f"seen.{agent}", "best")
         assert int(best.tags["hacrl.version"]) == history.best(agent)
-    weights = [p for p in (home.root / "mlartifacts").rglob("*") if p.suffix in (".safetensors", ".bin")]
-    assert weights == []
+    copies = [p for p in (home.root / "mlartifacts").rglob("*.safetensors") if not p.is_symlink()]
+    assert copies == []
 
 
-def test_a_model_of_the_registry_loads_as_a_checkpoint(tracked):
+def test_the_best_version_loads_with_mlflow_and_writes_what_the_checkpoint_writes(tracked):
+    """As users of MLflow do it. It ends its answers, although MLflow knows nothing of the campaign's end tokens."""
     import mlflow
-    from transformers import AutoConfig
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    home, config = tracked
+    mlflow.set_tracking_uri(home.tracking_uri)
+    loaded = mlflow.transformers.load_model("models:/seen.ada@best")
+    history = History(config, Store(home.store), read_entries(home.campaign("seen")))
+    entry = history.versions["ada"][history.best("ada")]
+    folder = history.store.folder(entry.stage, entry.key)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, loaded.model.state_dict()[name]), name
+    question = [{"role": "user", "content": "2+3=?"}]
+    [answer] = loaded(question, max_new_tokens=8, do_sample=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ends = loaded.model.generation_config.eos_token_id
+    assert tokenizer.eos_token_id in ends
+    written = plain.generate(**asked, max_new_tokens=8, do_sample=False, eos_token_id=ends)[0][
+        asked["input_ids"].shape[1] :
+    ]
+    assert answer["generated_text"][-1]["content"] == tokenizer.decode(written, skip_special_tokens=True)
+
+
+def test_every_kept_version_is_a_logged_model_with_a_metric_per_benchmark(tracked):
+    from mlflow import MlflowClient
+
+    home, config = tracked
+    client = MlflowClient(tracking_uri=home.tracking_uri)
+    history = History(config, Store(home.store), read_entries(home.campaign("seen")))
+    [experiment] = [e.experiment_id for e in client.search_experiments() if e.name == "hacrl"]
+    models = {model.name: model for model in client.search_logged_models([experiment])}
+    assert set(models) == {f"seen-{agent}@{number}" for agent in config.agents for number in range(4)}
+    digest = models["seen-ada@0"].metrics[0].dataset_digest
+    assert len(digest) == 32
+    for agent in config.agents:
+        accuracy = dict(history.accuracy(agent, "held_out"))
+        for number in range(4):
+            [metric] = models[f"seen-{agent}@{number}"].metrics
+            assert (metric.key, metric.dataset_name, metric.dataset_digest) == ("accuracy/held_out", "held_out", digest)
+            assert (metric.step, metric.value) == (number, accuracy[number])
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    mine = {output.model_id for output in runs["seen/ben"].outputs.model_outputs}
+    assert mine == {model.model_id for name, model in models.items() if name.startswith("seen-ben")}
+
+
+def test_one_accuracy_has_one_name_and_the_campaign_has_the_mean(tracked):
+    from mlflow import MlflowClient
 
     home, _ = tracked
-    mlflow.set_tracking_uri(home.tracking_uri)
-    folder = mlflow.artifacts.download_artifacts("models:/seen.ada@best")
-    assert AutoConfig.from_pretrained(folder).model_type == "llama"
+    client = MlflowClient(tracking_uri=home.tracking_uri)
+    runs = {run.info.run_name: run for run in client.search_runs(["1"])}
+    ada = runs["seen/ada"].data.metrics
+    same = [name for name, value in ada.items() if value == ada["accuracy/held_out"] and "held_out" in name]
+    assert [name for name in same if "/kind/" not in name and "/level/" not in name] == ["accuracy/held_out"]
+    for name in ("reward", "accuracy/held_out"):
+        agents = [runs[f"seen/{agent}"].data.metrics[name] for agent in ("ada", "ben")]
+        assert runs["seen"].data.metrics[name] == sum(agents) / 2
 
 
 def test_runs_have_datasets_with_digests_a_table_figures_and_the_report(tracked):
@@ -129,10 +188,21 @@ def test_versions_that_are_no_longer_kept_leave_the_registry(tracked, own):
     with sqlite3.connect(own.root / "mlflow.db") as database:
         database.execute("update tags set value = 'no' where key = 'hacrl.complete'")
     project(own, config)
-    left = rows(
-        own, "select count(*) from model_versions where name = 'seen.ada' and current_stage != 'Deleted_Internal'"
-    )
-    assert left == [(3,)]
+    alive = "select version from model_versions where name = 'seen.ada' and current_stage != 'Deleted_Internal'"
+    assert rows(own, f"{alive} order by version") == [(2,), (3,)]
+    gone = "select count(*) from logged_models where name = 'seen-ada@1' and lifecycle_stage = 'active'"
+    assert rows(own, gone) == [(0,)]
+
+
+def test_numbers_agree_with_versions_where_some_were_never_kept(own, tracked):
+    """A version that was collected before MLflow heard of it takes its number with it."""
+    shutil.copyfile(tracked[0].root / "blank.db", own.root / "mlflow.db")
+    config, store = read_campaign(own.campaign("seen")), Store(own.store)
+    for victim in History(config, store, read_entries(own.campaign("seen"))).versions["ada"][1:3]:
+        (store.folder(victim.stage, victim.key) / COLLECTED).touch()
+    project(own, config)
+    alive = "select version from model_versions where name = 'seen.ada' and current_stage != 'Deleted_Internal'"
+    assert rows(own, alive) == [(3,)]
 
 
 def test_a_server_gets_a_source_that_it_accepts(tmp_path):

@@ -24,6 +24,7 @@ from flows.views.text import can_redraw
 from hacrl_core.artifacts import Store
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import ConfigError
+from stages.spec import StageCall
 from tests.patience import patience
 
 from .conftest import seen_config
@@ -142,7 +143,8 @@ def test_the_log_has_every_stage_with_its_seconds(seen):
     lines = read_log(seen.campaign("seen"))
     done = {line.text.partition(": ")[0]: line.text for line in lines if line.kind == "done"}
     for entry in read_entries(seen.campaign("seen")):
-        assert f"{entry.seconds:.2f} s" in done[entry.label]
+        call = StageCall(entry.stage, StrictConfig(), {}, None, entry.agent, entry.iteration, entry.variant)
+        assert (call.label, f"{entry.seconds:.2f} s" in done[call.title]) == (entry.label, True)
     assert "reward mean" in done["verify ada iteration 1"]
     assert "accuracy" in done["evaluate ben held_out after iteration 3"]
     assert lines[0].kind == "run"

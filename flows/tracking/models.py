@@ -1,0 +1,220 @@
+"""Versions of agents as MLflow's logged models, which ``mlflow.transformers.load_model`` loads.
+
+A logged model's folder has MLflow's layout: the file ``MLmodel``, the checkpoint below ``model/`` and the tokenizer
+below ``components/tokenizer/``. Files that are larger than a megabyte are links into the store, so the weights are not
+copied. MLflow chooses a logged model's id; ours are found again by the artifact's key, which is a tag.
+"""
+
+import json
+import os
+import shutil
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.contracts.manifest import Manifest
+
+# Training state, and an adapter, whose weights are merged.
+LEFT_OUT = ("training/", "adapter/")
+_COPIED_BYTES = 1_000_000
+_TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template", "spiece")
+_PAGE = 100
+
+
+class LoggedModels:
+    """The logged models of one campaign, by the key of the artifact."""
+
+    def __init__(self, client: Any, experiment: str, config: CampaignConfig, runs: Mapping[str, str], place: Path):
+        """``place`` gets the folders of models whose own place cannot be written to from here."""
+        self._client = client
+        self._experiment = experiment
+        self._config = config
+        self._runs = runs
+        self._place = place
+        self._known: dict[str, Any] | None = None
+
+    def find(self, key: str) -> Any | None:
+        """Return the logged model of an artifact; None if there is none. They are asked for once."""
+        if self._known is None:
+            self._known = {}
+            query = f"tags.`hacrl.campaign` = '{self._config.name}'"
+            token = None
+            while True:
+                page = self._client.search_logged_models([self._experiment], query, max_results=_PAGE, page_token=token)
+                for model in page:
+                    self._known[model.tags.get("hacrl.key", "")] = model
+                token = page.token
+                if not token:
+                    break
+        return self._known.get(key)
+
+    def make(self, agent: str, number: int, manifest: Manifest, source: Path, tags: Mapping[str, str]) -> Any:
+        """Create the logged model of a version with its files, and link it to the runs of agent and campaign.
+
+        It is marked ready last; one that a killed process left unready is made again.
+        """
+        known = self.find(manifest.key)
+        if known is not None and str(known.status) == "READY":
+            return known
+        if known is not None:
+            self.forget(manifest.key)
+        from mlflow.entities import LoggedModelOutput
+
+        step = number + self._config.agents[agent].joins
+        model = self._client.create_logged_model(
+            self._experiment,
+            # These names take neither a dot nor a slash.
+            name=f"{self._config.name}-{agent}@{number}".replace(".", "_"),
+            source_run_id=self._runs[agent],
+            tags=dict(tags),
+            params={"algorithm": self._config.preset, "iteration": str(step)},
+            model_type="agent",
+        )
+        folder = self.folder(model)
+        write_flavour(folder, source, manifest, model.model_id, self._runs[agent], self._template(agent))
+        for run in dict.fromkeys((self._runs[agent], self._runs[""])):
+            self._client.log_outputs(run, [LoggedModelOutput(model.model_id, step)])
+        model = self._client.finalize_logged_model(model.model_id, "READY")
+        if self._known is not None:
+            self._known[manifest.key] = model
+        return model
+
+    def measure(self, agent: str, number: int, key: str, accuracy: Mapping[str, tuple[float, int, str]]) -> None:
+        """Send a version's accuracy on each benchmark: the value, when it was measured, and the problems' digest."""
+        from mlflow.entities import Metric
+
+        model = self.find(key)
+        if model is None or not accuracy:
+            return
+        step = number + self._config.agents[agent].joins
+        metrics = [
+            Metric(
+                key=f"accuracy/{benchmark}",
+                value=value,
+                timestamp=at,
+                step=step,
+                model_id=model.model_id,
+                # A dataset is given by name and digest together.
+                dataset_name=benchmark if digest else None,
+                dataset_digest=digest[:32] or None,
+                run_id=self._runs[agent],
+            )
+            for benchmark, (value, at, digest) in accuracy.items()
+        ]
+        self._client.log_batch(self._runs[agent], metrics=metrics)
+
+    def forget(self, key: str) -> None:
+        """Delete the logged model of an artifact, with its folder."""
+        model = self.find(key)
+        if model is None:
+            return
+        self._client.delete_logged_model(model.model_id)
+        for folder in self._folders(model):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._known is not None:
+            self._known.pop(key, None)
+
+    def folder(self, model: Any) -> Path:
+        """Return the folder of a logged model: MLflow's own where it is on this machine, else one in the home."""
+        for folder in self._folders(model):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK):
+                    return folder
+            except OSError:
+                continue
+        raise OSError(f"{self._place}: cannot be written to")
+
+    def _folders(self, model: Any) -> list[Path]:
+        address = urllib.parse.urlsplit(model.artifact_location)
+        own = [Path(urllib.parse.unquote(address.path))] if address.scheme == "file" else []
+        return [*own, self._place / model.model_id]
+
+    def _template(self, agent: str) -> str | None:
+        return self._config.agents[agent].template_override
+
+
+def write_flavour(
+    folder: Path, source: Path, manifest: Manifest, model: str, run: str, chat_template: str | None
+) -> None:
+    """Write a version as a model of MLflow's transformers flavour; ``MLmodel`` comes last."""
+    weights, tokenizer = folder / "model", folder / "components" / "tokenizer"
+    for place in (weights, tokenizer):
+        place.mkdir(parents=True, exist_ok=True)
+    for output in manifest.outputs:
+        if output.path.startswith(LEFT_OUT) or "/" in output.path:
+            continue
+        place = tokenizer if output.path.startswith(_TOKENIZER) else weights
+        _put(source / output.path, place / output.path)
+    if chat_template is not None:
+        (tokenizer / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    generation = _json(weights / "generation_config.json")
+    generation["eos_token_id"] = end_tokens(source)
+    _replace(weights / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+    _replace(folder / "MLmodel", yaml.safe_dump(_description(folder, manifest, model, run), sort_keys=False))
+
+
+def _description(folder: Path, manifest: Manifest, model: str, run: str) -> dict[str, Any]:
+    from mlflow.version import VERSION
+
+    settings = _json(folder / "model" / "config.json")
+    dtype = settings.get("dtype") or settings.get("torch_dtype")
+    flavour = {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        # Never the checkpoint's own code: only the campaign's config may allow it.
+        "pipeline_model_type": "AutoModelForCausalLM",
+        "source_model_name": "",
+        "model_binary": "model",
+        "components": ["tokenizer"],
+        "tokenizer_type": "AutoTokenizer",
+        "transformers_version": manifest.provenance.packages.get("transformers", ""),
+        "code": None,
+    }
+    if dtype:
+        flavour["torch_dtype"] = f"torch.{dtype}"
+    return {
+        "artifact_path": str(folder),
+        "flavors": {"transformers": flavour},
+        "mlflow_version": VERSION,
+        "model_id": model,
+        "model_uuid": model,
+        "run_id": run,
+    }
+
+
+def end_tokens(folder: Path) -> list[int]:
+    """Return every token that ends a response: those of the checkpoint's configs and the tokenizer's own."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _json(folder / name).get("eos_token_id")
+        found += [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]
+    text = _json(folder / "tokenizer_config.json").get("eos_token")
+    text = text.get("content") if isinstance(text, dict) else text
+    if text:
+        tokens = _json(folder / "tokenizer.json")
+        found += [added["id"] for added in tokens.get("added_tokens", []) if added.get("content") == text]
+    return list(dict.fromkeys(found))
+
+
+def _put(source: Path, place: Path) -> None:
+    """Copy a small file; link a large one to the store."""
+    place.unlink(missing_ok=True)
+    if source.exists() and source.stat().st_size <= _COPIED_BYTES and not source.name.endswith(".safetensors"):
+        shutil.copyfile(source, place)
+    else:
+        place.symlink_to(source.absolute())
+
+
+def _replace(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
