@@ -173,9 +173,11 @@ class Projection:
         values = {**_distinct(manifest.metrics), clock: manifest.provenance.seconds}
         for name, value in values.items():
             yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
-        if (name := self._note_headline(entry, manifest)) is not None:
-            yield entry.agent, Metric(clean_name(name), self._headlines[name, step][entry.agent][0], at, step)
-            yield from self._mean(name, step)
+        headline = self._note_headline(entry, manifest)
+        if headline is not None:
+            value, _ = self._headlines[headline, step][entry.agent]
+            yield entry.agent, Metric(clean_name(headline), value, at, step)
+            yield from self._mean(headline, step)
 
     def _note_headline(self, entry: Entry, manifest: Manifest) -> str | None:
         """Remember a reward or accuracy; return the name under which MLflow shows it, None for other stages."""

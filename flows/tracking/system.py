@@ -5,11 +5,12 @@ was lost gets them back like everything else.
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 NAME = "system.jsonl"
 SECONDS = 30.0
@@ -46,9 +47,11 @@ class SystemSampler:
 
 
 def _interval() -> float:
-    from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
-
-    return float(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or SECONDS)
+    """Return the seconds between two samples: MLflow's own variable, else ours."""
+    try:
+        return float(os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"])
+    except (KeyError, ValueError):
+        return SECONDS
 
 
 def _monitors() -> list[Any]:
@@ -61,10 +64,10 @@ def _monitors() -> list[Any]:
 
     # The first value is that since this call.
     psutil.cpu_percent()
-    make: list[Any] = [CPUMonitor, DiskMonitor, NetworkMonitor]
-    monitors = [kind() for kind in make]
+    always: list[Any] = [CPUMonitor, DiskMonitor, NetworkMonitor]
+    monitors, of_gpus = [kind() for kind in always], cast(Any, GPUMonitor)
     try:
-        monitors.append(GPUMonitor())
+        monitors.append(of_gpus())
     except Exception:
         # No GPU, or no library that reads it.
         return monitors
