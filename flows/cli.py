@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,27 @@ from flows.commands import (
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 sys.path.append(str(Path.cwd()))
 
-app = typer.Typer(
+
+class App(typer.Typer):
+    """The command line, with help in the usual form: no ``<bool>`` beside a flag, no braces around an argument."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command that the arguments name."""
+        return _with_plain_help(typer.main.get_command(self))(*args, **kwargs)
+
+
+def _with_plain_help(command: Any) -> Any:
+    for below in getattr(command, "commands", {}).values():
+        _with_plain_help(below)
+    for param in command.params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    pieces = command.collect_usage_pieces
+    command.collect_usage_pieces = lambda ctx: [piece.strip("{}") for piece in pieces(ctx)]
+    return command
+
+
+app = App(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -27,6 +27,7 @@ from flows.run.prefect_runner import PrefectRunner
 from flows.run.runner import THREADS
 from flows.scheduling.api import Server
 from flows.scheduling.slots import held_slots
+from flows.servers.serve import run_name
 from flows.tracking.projection import quiet_environment
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import apply_override, validate
@@ -38,9 +39,7 @@ _TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=THREADS)
 
 
 def _run_name() -> str:
-    given = flow_run.parameters
-    more = f"+{given['more_iterations']}" if given.get("more_iterations") else f"to {given['config']['iterations']}"
-    return f"{given['config']['name']} {more} ({flow_run.scheduled_start_time:%Y-%m-%d %H:%M})"
+    return run_name(flow_run.parameters, flow_run.scheduled_start_time)
 
 
 @flow(

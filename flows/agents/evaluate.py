@@ -162,13 +162,13 @@ class _EvaluationListener(Listener):
         elif quarter not in self._quarters or time.monotonic() - self._told > _QUIET_SECONDS:
             self._quarters.add(quarter)
             self._told = time.monotonic()
-            self._console.print(f"{self._doing}: {done}/{total} responses, {note}", highlight=False)
+            self._console.print(f"{self._doing}: {note} {done}/{total} responses", highlight=False)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         self.close()
 
     def waiting(self, call: StageCall, holder: str) -> None:
-        self.warn(f"{call.title}: {holder} is computing the same artifact; waiting for it")
+        self._console.print(f"{call.title}: {holder} is computing the same artifact; waiting for it", highlight=False)
 
     def warn(self, message: str) -> None:
         self._console.print(Text(f"! {message}", style="yellow"))

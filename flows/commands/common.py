@@ -32,6 +32,9 @@ _PLACES = (
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
 
+# Commands whose work is kept, so that the same command goes on where it was.
+_RESUMED = ("run", "sweep", "evaluate", "push", "pull", "sync")
+
 HomeOption = Annotated[
     Path | None,
     typer.Option(
@@ -71,10 +74,11 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             raise _in_one_line(*known) from None
         except KeyboardInterrupt as stop:
-            notes = getattr(stop, "__notes__", ["everything finished so far is saved"])
-            Console(stderr=True, soft_wrap=True).print(
-                f"stopped; {escape('; '.join(notes))}. Run the same command again to go on.", highlight=False
-            )
+            # A command that only looks at something has nothing to save.
+            usual = ["everything finished so far is saved"] if command.__name__ in _RESUMED else []
+            notes = getattr(stop, "__notes__", usual)
+            more = f"; {escape('; '.join(notes))}. Run the same command again to go on." if notes else ""
+            Console(stderr=True, soft_wrap=True).print(f"stopped{more}", highlight=False)
             raise typer.Exit(stop.exit_code if isinstance(stop, Stop) else 130) from None
 
     return wrapped

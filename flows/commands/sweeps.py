@@ -25,7 +25,7 @@ def sweep(
         bool, typer.Option("--plan", help="Run nothing; show what would run, and how much of it is shared.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Run nothing; write tables and pictures of the finished cells.")
+        bool, typer.Option("--report", help="Run nothing; write the page, tables and pictures of the finished cells.")
     ] = False,
     jobs: Annotated[
         int | None,
@@ -50,6 +50,7 @@ def sweep(
     --set settings.iterations=10. Workers on several machines need a common bucket (settings.store); once they are done,
     the same command without --pool makes the report from it.
     """
+    from flows.sweep.page import PAGE
     from flows.sweep.report import make_report, write_report
     from flows.sweep.run import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
 
@@ -73,7 +74,9 @@ def sweep(
     if found.comparisons:
         console.print()
         console.print(escape(found.overview()), highlight=False, soft_wrap=True)
-        console.print(f"tables, pictures and raw numbers: {sweep_folder(chosen, place)}", soft_wrap=True)
+        folder = sweep_folder(chosen, place)
+        console.print(f"page:                             {folder / PAGE}", soft_wrap=True, highlight=False)
+        console.print(f"tables, pictures and raw numbers: {folder}", soft_wrap=True, highlight=False)
     else:
         console.print(f"nothing to compare yet: no finished cell of the baseline {found.baseline}")
     if outcome is not None and outcome.failures:

@@ -24,8 +24,10 @@ def status(
     """Show running and past campaigns: progress, rate, time left, cost, and how good their agents are.
 
     [bold]each[/bold] is the wall time of one iteration, [bold]left[/bold] the time that remains at that rate.
-    [bold]responses[/bold] and [bold]tokens[/bold] are those of all agents in training, [bold]stages[/bold] is the sum
-    of the time of all stages.
+
+    [bold]responses[/bold] and [bold]tokens[/bold] are those of all agents in training.
+
+    [bold]stages[/bold] is the sum of the time of all stages. A narrow terminal leaves columns out.
     """
     from flows.views.status import show_status, watch_status
 

@@ -177,14 +177,14 @@ class History:
         return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
 
     def seconds_per_iteration(self) -> float | None:
-        """Return the median wall time of the last iterations; a pause between two runs hardly moves a median."""
+        """Return the median wall time of the last iterations, of two the shorter: a pause hardly counts."""
         ends: dict[int, float] = {}
         for f in self.finished:
             if f.entry.stage == "update":
                 ends[f.step] = max(ends.get(f.step, 0.0), f.manifest.provenance.finished)
         steps = sorted(ends)[-RECENT - 1 :]
         gaps = [ends[b] - ends[a] for a, b in pairwise(steps) if ends[b] > ends[a]]
-        return statistics.median(gaps) if gaps else None
+        return statistics.median_low(gaps) if gaps else None
 
     def seconds_left(self) -> float | None:
         """Estimate the wall time of the remaining iterations; None before there is a rate."""

@@ -7,8 +7,10 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from rich.console import Console
 from rich.table import Table
@@ -144,8 +146,9 @@ def show(console: Console, home: Home) -> None:
         for title in ("campaign", "runs at", "more", "next run", "last run"):
             table.add_column(title)
         for each in sorted(found, key=lambda deployment: deployment.name):
-            next_run, last_run = _runs(client, each.id)
-            times = [f"{s.schedule.cron} ({s.schedule.timezone})" for s in each.schedules if s.active] or ["by hand"]
+            active = [(s.schedule.cron, s.schedule.timezone or "UTC") for s in each.schedules if s.active]
+            next_run, last_run = _runs(client, each.id, active)
+            times = [f"{cron} ({zone})" for cron, zone in active] or ["by hand"]
             more = each.parameters.get("more_iterations")
             table.add_row(each.name, "\n".join(times), f"+{more}" if more else "", next_run, last_run)
         console.print(table)
@@ -171,16 +174,32 @@ def _deployments(client: "SyncPrefectClient") -> list[Any]:
     return list(client.read_deployments(deployment_filter=ours, limit=200, sort=DeploymentSort.NAME_ASC))
 
 
-def _runs(client: "SyncPrefectClient", deployment: Any) -> tuple[str, str]:
+def next_times(crons: Sequence[tuple[str, str]], now: datetime) -> list[datetime]:
+    """Return when each schedule (cron, time zone) is due next; Prefect itself plans a new one only after a while."""
+    from prefect._vendor import croniter
+
+    # Prefect plans with it, so both agree.
+    parser: Any = croniter
+    return [parser.croniter(cron, now.astimezone(ZoneInfo(zone))).get_next(datetime) for cron, zone in crons]
+
+
+def _runs(client: "SyncPrefectClient", deployment: Any, crons: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Return when the next run is due, and how the last one ended."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
     from prefect.client.schemas.sorting import FlowRunSort
 
     its = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
     runs = client.read_flow_runs(deployment_filter=its, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200)
-    due = [run.expected_start_time for run in runs if run.state is not None and run.state.is_scheduled()]
+    scheduled = [run.expected_start_time for run in runs if run.state is not None and run.state.is_scheduled()]
+    now = datetime.now(UTC)
+    # A run whose time has come waits for the worker, or for the run before it.
+    waiting = sorted(at for at in scheduled if at is not None and at <= now)
+    planned = [*(at for at in scheduled if at is not None and at > now), *next_times(crons, now)]
     started = [(run.state.name, run.start_time) for run in runs if run.state is not None and run.start_time is not None]
-    next_run = f"{due[-1].astimezone():%a %H:%M}" if due and due[-1] is not None else ""
+    parts = [f"{min(planned).astimezone():%a %H:%M}"] if planned else []
+    if waiting:
+        parts.append(f"{len(waiting)} waiting since {waiting[0].astimezone():%H:%M}")
+    next_run = "\n".join(parts)
     last_run = f"{started[0][0]}, {started[0][1].astimezone():%a %H:%M}" if started else ""
     return next_run, last_run
 

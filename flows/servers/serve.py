@@ -11,6 +11,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ def serve_prefect(options: argparse.Namespace) -> None:
     from prefect.server.api.server import create_app
 
     _let_runs_of_removed_deployments_end()
+    _name_upcoming_runs()
     guarded = answer_only_to(names, create_app())
     uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
 
@@ -84,6 +87,32 @@ def _let_runs_of_removed_deployments_end() -> None:
             await module.get_concurrency_lease_storage().revoke_lease(lease_id=lease_id)
 
     module._release_concurrency_lease = release_if_limit_exists
+
+
+def _name_upcoming_runs() -> None:
+    """Give the runs that Prefect's scheduler plans the names that they have when they start.
+
+    Prefect has no setting for it: until a run starts, its page has a random name.
+    """
+    from prefect.server.models import deployments
+
+    module: Any = deployments
+    generate = module._generate_scheduled_flow_runs
+
+    async def generate_with_names(*positional: Any, **named: Any) -> Any:
+        runs = await generate(*positional, **named)
+        for run in runs:
+            with contextlib.suppress(KeyError, TypeError, AttributeError):
+                run["name"] = run_name(run["parameters"], run["expected_start_time"])
+        return runs
+
+    module._generate_scheduled_flow_runs = generate_with_names
+
+
+def run_name(given: Mapping[str, Any], at: datetime) -> str:
+    """Return the name of a deployed campaign's run: ``nightly +5 (2026-11-16 02:00)``."""
+    more = f"+{given['more_iterations']}" if given.get("more_iterations") else f"to {given['config']['iterations']}"
+    return f"{given['config']['name']} {more} ({at:%Y-%m-%d %H:%M})"
 
 
 def prefect_settings(port: int, names: list[str], credentials: str | None) -> dict[str, str]:

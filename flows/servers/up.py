@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.home import Home
-from flows.record.record import is_running
+from flows.record.record import campaign_folders, is_running
 from flows.servers.access import find_credentials, require_credentials
 from flows.servers.postgres import POSTGRES, ensure_databases, without_password
 from flows.servers.processes import (
@@ -28,6 +28,8 @@ from flows.servers.processes import (
 from flows.servers.state import NAMES, State, answers, log_file, read_state, state_file
 from flows.servers.supervisor import ServerOptions, Supervisor, python_path, start_detached
 from flows.store.survey import recorded_campaigns, running_sweeps
+from flows.tracking.links import NAME as PLACE
+from flows.tracking.links import page_of
 from flows.views.text import duration
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.errors import ConfigError, HacrlError
@@ -121,6 +123,10 @@ def show(console: Console, home: Home) -> bool:
         duration(state.supervisor.uptime()) if alive else "",
     )
     console.print(table)
+    newest = next(iter(campaign_folders(home)), None)
+    if newest is not None and (newest / PLACE).exists():
+        page = page_of(newest, state.mlflow_url)
+        console.print(f"campaign {newest.name} in MLflow: {page}", soft_wrap=True, highlight=False)
     return healthy
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from flows.home import Home
 from flows.store.survey import recorded_campaigns, survey, survey_campaign
+from flows.views.tables import FittingTable
 from flows.views.text import age, can_redraw, size_text
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.removal import last_used, size_of
@@ -82,9 +83,13 @@ def show_ls(
     if as_json:
         console.print_json(json.dumps([asdict(group) for group in rows]))
         return
-    table = _table(("campaign", "agent", "stage", "artifacts", "collected", "size", "last used"), right={3, 4, 5})
+    if not rows:
+        console.print(f"no artifacts in {store.root}" + (" that fit" if campaign or agent or stage else " yet"))
+        return
+    titles = ("campaign", "agent", "stage", "artifacts", "collected", "size", "last used")
+    table = FittingTable(titles, droppable=("collected", "last used"), left=("agent", "stage"))
     for group in rows:
-        table.add_row(
+        table.add(
             group.campaign,
             group.agent,
             group.stage,

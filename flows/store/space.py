@@ -53,11 +53,19 @@ class DiskNeed:
     def text(self, free: int) -> str:
         """Return a line for the user."""
         parts = [f"first version of {agent} {size_text(size)}" for agent, size in self.origins.items()]
-        parts += [f"{agent} {count} × {size_text(size)}" for agent, (size, count) in self.versions.items() if count]
+        parts += [
+            f"{count} versions of {agent} of {size_text(size)} each"
+            for agent, (size, count) in self.versions.items()
+            if count
+        ]
         parts.append(f"tables {size_text(self.tables)}")
         names = ", ".join(self.unknown)
         missing = f"; {names} not counted: the size is not known before the download" if self.unknown else ""
-        return f"disk: needs about {size_text(self.bytes)} more ({'; '.join(parts)}{missing}), {size_text(free)} free"
+        several = "; ".join(parts)
+        return (
+            f"this campaign will need about {size_text(self.bytes)} more disk space, {size_text(free)} are free "
+            f"({several}{missing})"
+        )
 
 
 def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: StageCalls) -> DiskNeed:

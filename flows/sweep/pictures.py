@@ -26,6 +26,9 @@ def draw_curves(
             _band(axes[1][column], [cell.accuracy for cell in cells], style, marker="o")
         axes[0][column].set(title=f"{agent}: reward while training", xlabel="iterations")
         axes[1][column].set(title=f"{agent}: held-out accuracy", xlabel="iterations")
+        for axis in axes[:, column]:
+            # There is no iteration 1.25.
+            axis.xaxis.get_major_locator().set_params(integer=True)
     axes[1][0].legend(frameon=False, fontsize=8)
     _save(figure, path)
 
@@ -50,10 +53,10 @@ def draw_costs(results: Sequence[CellResult], variants: Sequence[str], labels: d
 def draw_forest(
     comparisons: Sequence[Comparison], labels: dict[str, str], baseline: str, agents: Sequence[str], path: Path
 ) -> None:
-    """Draw the difference to the baseline with its 95 % interval, for the agents' mean and for each."""
+    """Draw the difference to the baseline with its 95 % interval, for the agents' mean and for each, on one scale."""
     shown = [v for v in dict.fromkeys(c.variant for c in comparisons) if v != baseline]
     outcomes = (BOTH, *agents)
-    figure, axes = _canvas(1, len(outcomes), 3.4 * len(outcomes) + 1.5, 1 + 0.36 * len(shown), sharey=True)
+    figure, axes = _canvas(1, len(outcomes), 3.4 * len(outcomes) + 1.5, 1 + 0.36 * len(shown), sharey=True, sharex=True)
     for axis, agent in zip(axes[0], outcomes, strict=True):
         axis.axvline(0, color="#888888", linewidth=1)
         for row, variant in enumerate(shown):

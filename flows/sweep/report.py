@@ -135,6 +135,11 @@ def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Pa
     draw_curves(report.results, report.variants, report.labels, report.agents, pictures["curves"])
     draw_costs(report.results, report.variants, report.labels, pictures["costs"])
     draw_forest(report.comparisons, report.labels, report.baseline, report.agents, pictures["forest"])
+    if not prefix:
+        # A page of its own imports this module.
+        from flows.sweep.page import write_page
+
+        written.append(write_page(report, pictures, folder))
     return [*written, *pictures.values()]
 
 

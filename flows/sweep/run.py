@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.home import Home
+from flows.record.record import read_entries
 from flows.run.events import Listener
 from flows.run.placement import Placement
 from flows.run.worker import Stopped, Worker
@@ -46,6 +47,8 @@ class Work:
 
 
 Execute = Callable[[Work, Home], None]
+# So often a sweep says how far its jobs are.
+REPORT_SECONDS = 30.0
 
 
 @dataclass
@@ -106,8 +109,11 @@ def _run(
     performer = _Performer(console, todo, outcome, tracker, pool)
     work = Work(sweep.config.name, jobs, sweep.config.concurrency, performer.perform, lambda: pool.stop(now=True))
     complete = False
+    if execute is execute_with_prefect:
+        console.print("starting Prefect …")
     try:
-        execute(work, home)
+        with performer:
+            execute(work, home)
         complete = True
     finally:
         pool.stop(now=not complete)
@@ -130,9 +136,32 @@ class _Performer:
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._done = 0
+        self._running: dict[str, Job] = {}
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "_Performer":
+        """Say from time to time how far the jobs under way are."""
+        threading.Thread(target=self._report, name="sweep progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    def _report(self) -> None:
+        while not self._ended.wait(REPORT_SECONDS):
+            with self._lock:
+                jobs = list(self._running.values())
+            if jobs:
+                self._say("under way: " + "; ".join(f"{job.title}{how_far(job)}" for job in jobs))
+
+    def _say(self, message: str) -> None:
+        self._console.print(Text(message, style="dim"), soft_wrap=True)
 
     def perform(self, job: Job) -> Tally:
         """Run one job; an error is kept in the outcome and raised."""
+        self._say(f"{job.title} starts")
+        with self._lock:
+            self._running[job.label] = job
         try:
             tally = self._pool.run(job, _Warnings(self._console), retries=job.config.runtime.retries)
         except Stopped:
@@ -144,6 +173,9 @@ class _Performer:
                 mark_failed(job, str(problem))
             warn(self._console, f"{job.label}: {problem}")
             raise
+        finally:
+            with self._lock:
+                self._running.pop(job.label, None)
         with self._lock:
             self._outcome.tally += tally
             # A job that failed may have been tried again without Prefect.
@@ -163,6 +195,14 @@ class _Performer:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def how_far(job: Job) -> str:
+    """Say how many iterations of a cell are done, by its record; nothing for a first version."""
+    if job.origin is not None:
+        return ""
+    done = [entry.iteration for entry in read_entries(job.folder) if entry.stage == "update"]
+    return f", iteration {max((i for i in done if i is not None), default=-1) + 1}/{job.config.iterations}"
 
 
 class _Warnings(Listener):

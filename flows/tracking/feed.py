@@ -182,7 +182,10 @@ def sync_campaigns(console: Console, home: Home, name: str | None) -> int:
     """
     quiet_environment()
     failed = False
-    for folder in [home.campaign(name)] if name is not None else campaign_folders(home):
+    folders = [home.campaign(name)] if name is not None else campaign_folders(home)
+    if not folders:
+        console.print(f"no campaigns in {home.root}; nothing to send", highlight=False, soft_wrap=True)
+    for folder in folders:
         try:
             console.print(_sync(home, folder.name), highlight=False, soft_wrap=True)
         except (ServerAway, ConfigError) as problem:

@@ -17,6 +17,7 @@ from flows.record.history import History
 from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
+from flows.tracking.links import note_place
 from flows.tracking.system import SystemLog
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.files import sync
@@ -92,6 +93,7 @@ class Projection:
             self._experiment = find_experiment(self._client, config.tracking.experiment, uri, home)
             self._runs = self._find_runs()
         folder = home.campaign(config.name)
+        note_place(folder, uri, self._experiment)
         so_far = History(config, store, read_entries(folder))
         models = LoggedModels(self._client, self._experiment, config, self._runs, home.root / "mlartifacts" / "links")
         self._registry = Registry(self._client, so_far, uri, self._runs, models)

@@ -113,8 +113,9 @@ class Display(Listener):
             self._once(f"{call.title} {done * 4 // total}", f"{call.title}: {done}/{total} {note}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
-        """Warn that another process computes the same artifact."""
-        self.warn(f"{call.title}: {holder} is computing the same artifact; waiting for it")
+        """Say once that another process computes the same artifact: nothing is wrong, two agents may share it."""
+        message = f"{call.title}: {holder} is computing the same artifact; waiting for it"
+        self._once(message, message)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """Update the agent's row with what the stage measured."""
@@ -131,6 +132,16 @@ class Display(Listener):
             row.capability = outcome.metrics["credit/capability"]
         elif call.stage == "evaluate":
             row.accuracy = outcome.metrics.get(f"evaluate/{call.variant}/accuracy", row.accuracy)
+            if not outcome.cached:
+                self._say_accuracy(call, outcome)
+
+    def _say_accuracy(self, call: StageCall, outcome: Outcome) -> None:
+        """Print what an evaluation measured, with its 95 % interval: rewards alone are noisy."""
+        start = f"evaluate/{call.variant}/accuracy"
+        value, low, high = (outcome.metrics.get(f"{start}{end}") for end in ("", "_low", "_high"))
+        if value is not None:
+            interval = f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+            self.say(f"{call.title.removeprefix('evaluate ')}: accuracy {value:.1%}{interval}")
 
     def iteration_finished(self, iteration: int) -> None:
         """Count the iteration; outside a terminal, print a line. A second pass over the campaign repeats none."""

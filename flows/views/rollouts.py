@@ -99,7 +99,7 @@ def _panel(prompt: dict[str, Any], rows: list[dict[str, Any]], labels: Mapping[s
         # A person judged the text, so the verdict is that of all equal responses to this prompt.
         label = next((labels[row["rollout_id"]] for row in alike if row["rollout_id"] in labels), None)
         if label is not None:
-            verdict.append(f" ({label.who}: {label.verdict})", style=STYLES[label.verdict])
+            verdict.append(f" ({printable(label.who)}: {label.verdict})", style=STYLES[label.verdict])
         table.add_row(who, verdict, advantage, str(len(alike)), Text(printable(text) + cut))
     question = printable(" ".join(m["content"] for m in prompt["messages"]))
     heading = Text.assemble(

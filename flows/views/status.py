@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from flows.home import Home
@@ -14,6 +13,7 @@ from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
 from flows.record.record import campaign_folders, find_campaign, is_running, last_activity, read_entries
 from flows.store.bucket import durability
+from flows.views.tables import FittingTable
 from flows.views.text import can_redraw, clock, hacrl_command, moment, number, short, sparkline
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import ConfigError
@@ -82,18 +82,15 @@ def _status(store: Store, home: Home, name: str | None, *, everything: bool) -> 
     return Group(*parts)
 
 
-def _campaigns_table() -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("campaign", no_wrap=True, max_width=20)
-    for title in ("state", "iterations", "each", "left", "responses", "tokens", "stages", "last"):
-        table.add_column(title, no_wrap=True, justify="left" if title == "state" else "right")
-    return table
+def _campaigns_table() -> FittingTable:
+    titles = ("campaign", "state", "iterations", "each", "left", "responses", "tokens", "stages", "last")
+    return FittingTable(titles, droppable=("stages", "responses", "tokens", "each"), left=("state",))
 
 
-def _add_campaign(table: Table, history: History, folder: Path) -> None:
+def _add_campaign(table: FittingTable, history: History, folder: Path) -> None:
     state, cost = state_of(history, folder), history.cost()
     each = history.seconds_per_iteration()
-    table.add_row(
+    table.add(
         Text(history.config.name, style="bold"),
         Text(state, style=_STATES[state]),
         f"{history.done}/{history.config.iterations}",
@@ -106,15 +103,12 @@ def _add_campaign(table: Table, history: History, folder: Path) -> None:
     )
 
 
-def _agents_table() -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("agent", no_wrap=True, max_width=28)
-    for title in ("reward", "", "capability", "accuracy", "95 %"):
-        table.add_column(title, no_wrap=True, justify="left" if title == "" else "right")
-    return table
+def _agents_table() -> FittingTable:
+    titles = ("agent", "reward", "trend", "capability", "accuracy", "95 %")
+    return FittingTable(titles, droppable=("trend", "capability"), left=("trend",))
 
 
-def _add_agents(table: Table, history: History) -> None:
+def _add_agents(table: FittingTable, history: History) -> None:
     for agent in history.agents:
         rewards = history.rewards(agent)
         benchmark = next((b for b in history.benchmarks if history.accuracy(agent, b)), None)
@@ -122,7 +116,7 @@ def _add_agents(table: Table, history: History) -> None:
         low, high = (
             last(history.accuracy(agent, benchmark, f"accuracy_{s}")) if benchmark else None for s in ("low", "high")
         )
-        table.add_row(
+        table.add(
             Text.assemble((f"{history.config.name}/", "dim"), (agent, "bold")),
             number(last(rewards)),
             Text(sparkline([value for _, value in rewards[-16:]]), style="cyan"),

@@ -13,9 +13,10 @@ from flows.agents.evaluate import Evaluation
 from flows.record.history import History
 from flows.record.record import Entry
 from flows.run.launch import Summary
+from flows.tracking.links import page_of
 from flows.views.text import gib, hacrl_command, percent
 from hacrl_core.artifacts import Store, open_store
-from hacrl_core.config.addresses import without_userinfo
+from hacrl_core.config.addresses import is_http, without_userinfo
 from hacrl_core.contracts.tables import EVALUATION, read_table
 from hacrl_core.errors import ArtifactError
 from hacrl_core.evaluation import Outcomes, by_tag, summarise
@@ -51,7 +52,10 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"learning curves: {_relative(summary.picture)}", soft_wrap=True)
     console.print(f"whole report:    {hacrl_command()} report {summary.config.name}", soft_wrap=True)
     if summary.tracking_uri is not None:
-        console.print(f"open MLflow:     {_open_mlflow(summary.tracking_uri)}", soft_wrap=True)
+        page = page_of(summary.home.campaign(summary.config.name), summary.tracking_uri)
+        if (command := _start_mlflow(summary.tracking_uri)) is not None:
+            console.print(f"start MLflow:    {command}", soft_wrap=True)
+        console.print(f"open MLflow:     {page}", soft_wrap=True, highlight=False)
 
 
 def _gains(accuracies: Mapping[tuple[str, str], Mapping[float, float]]) -> Table:
@@ -64,12 +68,14 @@ def _gains(accuracies: Mapping[tuple[str, str], Mapping[float, float]]) -> Table
     return table
 
 
-def _open_mlflow(uri: str) -> str:
-    """Return the command that shows a local database, or the address of a server."""
+def _start_mlflow(uri: str) -> str | None:
+    """Return the command that serves a database; None where a server runs."""
+    if is_http(uri):
+        return None
+    command = _relative(Path(sys.executable).with_name("mlflow"))
     if not uri.startswith("sqlite:///"):
-        return without_userinfo(uri)
-    command = Path(sys.executable).with_name("mlflow")
-    return f"{_relative(command)} ui --backend-store-uri sqlite:///{_relative(uri.removeprefix('sqlite:///'))}"
+        return f"{command} ui --backend-store-uri {without_userinfo(uri)}"
+    return f"{command} ui --backend-store-uri sqlite:///{_relative(uri.removeprefix('sqlite:///'))}"
 
 
 def _relative(path: str | Path) -> str:

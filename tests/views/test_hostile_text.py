@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.commands.common import one_line_errors
 from flows.home import Home
+from flows.record.feedback import Label
 from flows.record.log import NAME, Logbook, parse
 from flows.views.live import Display
 from flows.views.rollouts import _panel
@@ -54,12 +55,14 @@ def test_only_newlines_and_tabs_are_left(text: str) -> None:
 def test_rollouts_are_printed_without_control_characters(name: str) -> None:
     evil = f"before {HOSTILE[name]} after"
     row = {"agent_id": "ada", "response_text": evil, "verdict": "correct", "credits": {}, "finish_reason": "stop"}
+    row["rollout_id"] = "r"
     prompt = {"messages": [{"content": evil}], "answer": evil, "tags": json.dumps({"kind": evil})}
     console = Console(file=io.StringIO(), width=400, force_terminal=True, color_system=None)
-    console.print(_panel(prompt, [row]))
+    label = Label("r", "ada", 1, "correct", "incorrect", evil, 0.0, evil, "t", "a")
+    console.print(_panel(prompt, [row], {"r": label}))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert controls(shown) == []
-    assert shown.count("before ") == 4
+    assert shown.count("before ") == 5
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -92,12 +92,12 @@ def test_no_command_shows_or_logs_it(server: Guarded, own: Home, command: str) -
 
 
 def test_a_database_keeps_its_password_and_is_shown_without(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.views.summary import _open_mlflow
+    from flows.views.summary import _start_mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://ada:sup3r@db.lan/mlflow")
     uri = tracking_uri(seen_config(), own)
     assert uri == "postgresql://ada:sup3r@db.lan/mlflow"
-    assert _open_mlflow(uri) == "postgresql://db.lan/mlflow"
+    assert _start_mlflow(uri).endswith(" ui --backend-store-uri postgresql://db.lan/mlflow")
 
 
 def test_an_address_that_is_none_is_one_line(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
