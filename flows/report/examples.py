@@ -36,6 +36,16 @@ class Answers:
     total: int
     responses: tuple[Response, ...]
 
+    @property
+    def others(self) -> str:
+        """Say what is not shown: responses in other words than the most frequent right and the most frequent wrong."""
+        shown = {
+            right: sum(r.times for r in self.responses if (r.verdict == "correct") == right) for right in (True, False)
+        }
+        more = {"right": self.right - shown[True], "wrong": self.total - self.right - shown[False]}
+        parts = [f"{count} {kind}" for kind, count in more.items() if count > 0]
+        return f"and {' and '.join(parts)} in other words" if parts else ""
+
 
 @dataclass(frozen=True)
 class Example:

@@ -19,7 +19,7 @@ from flows.record.history import History, last, read_history, state_of
 from flows.record.record import find_campaign
 from flows.report.charts import draw, draw_sections, small_curve
 from flows.report.examples import examples
-from flows.report.panels import Panel, sections
+from flows.report.panels import Chart, Panel, sections
 from flows.views.text import clock, percent, short, signed
 from hacrl_core.artifacts import open_store
 
@@ -96,6 +96,7 @@ def render(history: History, state: str, labels: Sequence[Label] = ()) -> str:
         headlines=[_headline(history, number, agent) for number, agent in enumerate(history.agents)],
         sections=[(s, [(p, Markup(drawn[p.key].svg), _legend(p)) for p in s.panels]) for s in charts],
         findings=diagnose(history),
+        accuracies=_accuracies(history),
         labels=labels,
         labels_counted=counted(labels),
         examples=shown,
@@ -140,6 +141,16 @@ def _headline(history: History, number: int, agent: str) -> Headline:
     )
 
 
+def _accuracies(history: History) -> tuple[list[str], list[list[str]]]:
+    """Return the table of all evaluations: a row for each evaluated iteration, a column for agent and benchmark."""
+    columns = [(agent, benchmark) for agent in history.agents for benchmark in history.benchmarks]
+    found = {column: dict(history.accuracy(*column)) for column in columns}
+    columns = [column for column in columns if found[column]]
+    steps = sorted({step for column in columns for step in found[column]})
+    head = ["after iteration", *(f"{agent}, {benchmark}" for agent, benchmark in columns)]
+    return head, [[str(int(step)), *(percent(found[column].get(step)) for column in columns)] for step in steps]
+
+
 def _lineage(history: History, agent: str) -> tuple[list[Version], int]:
     """Return the agent's versions with what each was made from, and how many were left out."""
     versions, joins = history.versions[agent], history.config.agents[agent].joins
@@ -179,6 +190,11 @@ def _facts(history: History) -> list[tuple[str, str]]:
 
 
 def _legend(panel: Panel) -> list[tuple[str, str]]:
+    """Return the classes and names of a panel's legend; empty where colours alone tell the agents apart."""
+    if isinstance(panel, Chart):
+        named = [line for line in panel.lines if line.style != "faint"]
+        plain = all(line.style == "solid" for line in named)
+        return [] if plain else [(f"d{line.agent % 7} k-{line.style}", line.name) for line in named]
     layers = getattr(panel, "layers", ())
     return [(f"v-{name}", name) for name, _ in layers]
 

@@ -367,7 +367,9 @@ def _lines(history: History, of: Callable[[str], tuple[Points, tuple[Points, Poi
     for number, agent in enumerate(history.agents):
         points, band = of(agent)
         edges = None if band is None else (thin(band[0]), thin(band[1]))
-        lines.append(Line(agent, thin(points), number, band=edges, marked=len(points) <= 40))
+        # On top of an equal line a solid one would hide it.
+        style = "dashed" if points and any(points == line.points for line in lines) else "solid"
+        lines.append(Line(agent, thin(points), number, style, band=edges, marked=len(points) <= 40))
     return tuple(lines)
 
 

@@ -9,6 +9,8 @@ from rich.text import Text
 
 # Between two columns.
 _GAP = 2
+# Of the first column's text so many characters are shown in any case.
+_LEAST = 6
 
 
 @dataclass
@@ -43,6 +45,7 @@ class FittingTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the table out for this terminal."""
         kept = self.shown(options.max_width)
+        room = options.max_width - sum(self._width(number) + _GAP for number in kept[1:])
         table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
         for place, number in enumerate(kept):
             title = self.titles[number]
@@ -52,6 +55,7 @@ class FittingTable:
                 justify="left" if place == 0 or title in self.left else "right",
                 overflow="ellipsis",
                 min_width=None if place == 0 else self._width(number),
+                max_width=max(_LEAST, room - _GAP) if place == 0 else None,
             )
         for row in self.rows:
             table.add_row(*(row[number] for number in kept))

@@ -23,7 +23,7 @@ from flows.home import Home
 from flows.sweep import cells
 from flows.sweep.cells import Job, Tally, finished_entries, order_jobs
 from flows.sweep.report import make_report, write_report
-from flows.sweep.run import Outcome, Pool, execute_with_threads, plan_sweep, run_sweep
+from flows.sweep.run import Outcome, Pool, execute_with_threads, how_far, plan_sweep, run_sweep
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import load_sweep, nested
 from hacrl_core.errors import ConfigError, StageError
@@ -103,6 +103,18 @@ def test_common_work_is_planned_and_computed_once(first):
     assert tally.tokens_sampled > tally.rollouts_sampled
     assert "2 variants × 2 seeds = 4 cells, 0 finished" in shown
     assert "20 shared between cells" in shown
+
+
+def test_a_sweep_says_what_it_does_before_the_first_cell_is_finished(first, place, home):
+    _, pool, text = first
+    lines = text.splitlines()
+    done = next(number for number, line in enumerate(lines) if line.startswith("cell 1/4"))
+    assert f"{pool.jobs[0]} starts" in lines[:done]
+    cells = load_sweep(written(place)).cells
+    job = Job(cells[0].config, home.campaign(cells[0].label))
+    assert how_far(job) == ", iteration 2/2"
+    assert how_far(Job(cells[0].config, home.root / "nowhere")) == ", iteration 0/2"
+    assert how_far(Job(cells[0].config, home.root, "ada")) == ""
 
 
 def test_seeds_come_one_after_the_other_and_first_versions_before_them(first):
@@ -208,6 +220,10 @@ def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, h
     folder = home.root / "report"
     names = {path.name for path in write_report(report, folder)}
     assert {"table.md", "table.tex", "cells.csv", "summary.csv", "curves.png", "costs.png", "forest.png"} <= names
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert all(text in page for text in (both.words(), "hacpo-s1", "95 % interval"))
+    assert "http" not in page.replace("http-equiv", "")  # it needs nothing else
     assert (folder / "forest.png").stat().st_size > 5000
     rows = (folder / "cells.csv").read_text().splitlines()
     assert len(rows) == 1 + 4 * 2
