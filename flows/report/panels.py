@@ -363,7 +363,7 @@ def _pace(history: History, agent: str) -> Points:
 
 
 def _lines(history: History, of: Callable[[str], tuple[Points, tuple[Points, Points] | None]]) -> tuple[Line, ...]:
-    lines = []
+    lines: list[Line] = []
     for number, agent in enumerate(history.agents):
         points, band = of(agent)
         edges = None if band is None else (thin(band[0]), thin(band[1]))

@@ -61,11 +61,7 @@ class DiskNeed:
         parts.append(f"tables {size_text(self.tables)}")
         names = ", ".join(self.unknown)
         missing = f"; {names} not counted: the size is not known before the download" if self.unknown else ""
-        several = "; ".join(parts)
-        return (
-            f"this campaign will need about {size_text(self.bytes)} more disk space, {size_text(free)} are free "
-            f"({several}{missing})"
-        )
+        return f"disk: needs about {size_text(self.bytes)} more ({'; '.join(parts)}{missing}), {size_text(free)} free"
 
 
 def estimate(config: CampaignConfig, store: Store, entries: list[Entry], calls: StageCalls) -> DiskNeed:

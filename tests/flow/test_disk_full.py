@@ -106,7 +106,7 @@ def test_the_estimate_is_near_what_a_campaign_takes_and_says_when_the_disk_is_sm
     assert {count for _, count in longer.versions.values()} == {2}
     assert longer.origins == {}
     line, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
-    assert line.startswith("this campaign will need about ")
+    assert line.startswith("disk: needs about ")
     assert warning is None
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
     _, warning = disk_estimate(config, empty, Store(empty.store), [], calls(config))
