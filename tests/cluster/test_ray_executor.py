@@ -136,7 +136,7 @@ def test_errors_and_warnings_of_a_stage_arrive_as_they_do_locally(tmp_path: Path
         broken = calls.verify("ada", origin.ref, origin.ref, 0, {})  # no rollouts in there
         with pytest.raises(ContractError, match="verify ada iteration 1"):
             executor.run(broken, Hears())
-        with pytest.raises(HacrlError, match="verify ada #0: KeyError") as caught:
+        with pytest.raises(HacrlError, match="verify ada iteration 1: KeyError") as caught:
             executor.run(replace(broken, inputs={}), Hears())  # what nobody expects
         assert type(caught.value).__module__.startswith("hacrl_core")
         assert "Traceback" in (tmp_path / "logs" / "ada.log").read_text()
