@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_is_built_whole(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
-    assert (site / "tutorials/look-inside.ipynb").is_file()
+    assert (site / "tutorials/look-inside.html").is_file()
     listed = re.findall(r"\]\((\S+\.html)\)", (site / "llms.txt").read_text())
     assert len(listed) > 10
     assert [target for target in listed if not (site / target).is_file()] == []
