@@ -12,6 +12,8 @@ STAGES = "adopt|warmstart|sample|generate|verify|credit|score|reference|share|up
 METRIC = re.compile(rf"(?:{STAGES})/[a-z_{{}}@/]+")
 # Roles of a stage's inputs are written in the same form.
 ROLES = re.compile(r"(?:score|sample)r?s?/\{\}|verdicts/\{\}")
+# Names whose words are filled in; the campaign below writes them all.
+FILLED_IN = {"verify/{}_share", "warmstart/{}"}
 
 
 def rows() -> list[str]:
@@ -46,7 +48,8 @@ def test_every_metric_of_a_campaign_has_a_row(run_inline) -> None:  # type: igno
 
 
 def test_every_metric_that_the_code_names_has_a_row() -> None:
-    names = {name.replace("{}", "x") for name in names_in_source() if not name.startswith("evaluate/{}")}
+    written_out = {name for name in names_in_source() - FILLED_IN if not name.startswith("evaluate/{}")}
+    names = {name.replace("{}", "x") for name in written_out}
     assert len(names) > 40
     assert sorted(name for name in names if not is_documented(name)) == []
 
