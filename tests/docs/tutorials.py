@@ -12,6 +12,7 @@ output is an example. Some tutorials are also published as notebooks.
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -138,6 +139,8 @@ def execute(cells: list[Cell], folder: Path) -> Any:
     except CellExecutionError as problem:
         raise AssertionError(f"a step failed:\n{problem}") from None
     finally:
+        # A tutorial that failed half-way may have left servers.
+        subprocess.run([Path(sys.executable).parent / "hacrl", "down"], cwd=work, capture_output=True)
         for cell, made in zip(cells, book.cells, strict=True):
             _tidy(made, places)
             cell.printed = clean_lines("".join(_texts(made)))
