@@ -17,7 +17,6 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.exchange.messages import PROVEN, Message, Refused
 
 Phase = Literal["answers", "claims"]
-PHASES: tuple[Phase, ...] = ("answers", "claims")
 # Objects have times in whole seconds.
 _ROUNDING = 2.0
 
@@ -113,8 +112,10 @@ class Rounds:
 
         So nobody shortens a round by opening it ahead of time.
         """
-        before = [self._mailbox.closed_at(phase, iteration - 1) for phase in PHASES] if iteration else []
-        return max(self._mailbox.opened(iteration), *before, 0.0)
+        # Everyone waits for the closing of answers before going on. A late party may write one of claims long after
+        # that, and later closings would then look early.
+        before = self._mailbox.closed_at("answers", iteration - 1) if iteration else 0.0
+        return max(self._mailbox.opened(iteration), before)
 
     def _closing(self, phase: Phase, iteration: int, agents: Sequence[str], ends: float) -> Sequence[str] | None:
         """Return the members of a round that somebody has closed as it must be; None where nobody has."""
