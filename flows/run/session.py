@@ -41,6 +41,7 @@ ALL_AGENTS = Party()
 def open_session(runner: R, executor: Executor) -> Iterator[R]:
     """Yield the runner; at the end wait for its last stages, or on an error stop them at once, and close the executor.
 
+    A worker that did not end in time was killed; what it had staged is removed.
     The error that is raised is the one that came first, and one of the project's own where there is one.
     """
     complete = False
@@ -56,6 +57,8 @@ def open_session(runner: R, executor: Executor) -> Iterator[R]:
     finally:
         runner.ending = True
         executor.close(now=not complete)
+        if not complete:
+            runner.store.remove_stale_staging()
         runner.end(complete=complete)
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.run.events import Listener
+from flows.run.runner import InlineRunner
+from flows.run.session import open_session
+from hacrl_core.artifacts import Store
 from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,3 +88,21 @@ def test_a_worker_that_is_told_to_end_twice_finishes_its_clean_up():
     )
     assert ended.stdout == "cleaned up\n", ended.stderr
     assert ended.returncode == 143
+
+
+def test_what_a_killed_worker_has_staged_is_removed_and_what_others_stage_stays(tmp_path):
+    """A busy machine may keep a worker from ending in time; it is killed then, and cannot clean up."""
+    store = Store(tmp_path)
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging" / "aa.7.left").mkdir()
+    (tmp_path / "staging" / "bb.8.busy").mkdir()
+
+    class KillsItsWorkers:
+        def close(self, *, now: bool) -> None:
+            assert now
+
+    executor = KillsItsWorkers()
+    session = open_session(InlineRunner(store, executor, Listener()), executor)
+    with store.lock("bb"), pytest.raises(KeyboardInterrupt), session:
+        raise KeyboardInterrupt
+    assert [folder.name for folder in (tmp_path / "staging").iterdir()] == ["bb.8.busy"]
