@@ -162,7 +162,9 @@ class _EvaluationListener(Listener):
         elif quarter not in self._quarters or time.monotonic() - self._told > _QUIET_SECONDS:
             self._quarters.add(quarter)
             self._told = time.monotonic()
-            self._console.print(f"{self._doing}: {note} {done}/{total} responses", highlight=False)
+            count = f"{done}/{total} responses"
+            text = f"checked {count}" if note == "checked" else f"{count}, {note}"
+            self._console.print(f"{self._doing}: {text}", highlight=False)
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         self.close()

@@ -196,3 +196,5 @@ def test_a_file_sees_tokens_while_no_response_has_ended(monkeypatch):
     lines = out.getvalue().splitlines()
     assert [line.split(", ")[1] for line in lines] == ["0 tokens", "200 tokens", "400 tokens", "700 tokens"]
     assert lines[-1].endswith("5/20 responses, 700 tokens")
+    listener.progress(None, 10, 20, "checked")
+    assert out.getvalue().splitlines()[-1].endswith(": checked 10/20 responses")

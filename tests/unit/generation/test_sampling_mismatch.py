@@ -65,7 +65,7 @@ def test_sampling_that_disagrees_with_scoring_is_warned_about(checkpoint: Checkp
         0.05, abs=1e-5
     )  # errors of either sign do not cancel
     assert warning == (
-        "score ada #3: sampling and scoring log-probs differ by 0.05 per token on average, more than 0.02; "
+        "score ada iteration 4: sampling and scoring log-probs differ by 0.05 per token on average, more than 0.02; "
         "the generation engine and the trainer disagree about the same weights"
     )
 
