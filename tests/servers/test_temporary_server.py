@@ -131,5 +131,5 @@ def test_a_campaign_runs_on_it_as_a_flow(tmp_path: Path) -> None:
         tasks = dict(database.execute("select name, state_type from task_run"))
         lines = [text for (text,) in database.execute("select message from log order by timestamp")]
     assert runs == ["COMPLETED"]
-    assert tasks == {"warmstart ada": "COMPLETED", "ada #0": "COMPLETED"}
+    assert tasks == {"warmstart ada": "COMPLETED", "ada iteration 1": "COMPLETED"}
     assert any(re.match("ada iterations? 1.*: reward ", line) and "update" in line for line in lines), lines
