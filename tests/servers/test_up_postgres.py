@@ -68,7 +68,7 @@ def test_a_deployed_campaign_runs_and_is_seen(servers, postgres):
     wait_for(over, 240, "the campaign")
     assert postgres.query("team_mlflow", "select name from runs order by name") == ["night", "night/ada"]
     versions = "select count(*) from model_versions where name = 'night.ada'"
-    assert postgres.query("team_mlflow", versions) == ["2"]  # two updates: version n is agent@n, and MLflow counts from 1
+    assert postgres.query("team_mlflow", versions) == ["2"]  # version n is agent@n, from 1
     artifacts = "select distinct key from artifact order by key"
     assert postgres.query("team_prefect", artifacts) == [
         "hacrl-night-agents",
