@@ -107,7 +107,8 @@ class Results:
                 values = np.array([100 * rows[seed][who] for seed in seeds])
                 fresh = np.array([100 * honest[seed][who] for seed in seeds])
                 print(f"{arm}, {who}: {values.mean():.2f} %; minus fresh {interval(values - fresh)} points", end="")
-                caught = [rows[seed].get("caught") for seed in seeds]
+                # People count rounds from 1.
+                caught = [None if (at := rows[seed].get("caught")) is None else at + 1 for seed in seeds]
                 print("" if arm in ARMS else f"; found in round {caught}")
 
 

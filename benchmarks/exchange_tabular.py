@@ -218,7 +218,7 @@ def main() -> None:
     for name, attack in ATTACKS.items():
         rows = [campaign(seed, attack) for seed in range(options.seeds)]
         caught = [number for _, number in rows if number >= 0]
-        when = f", in round {np.mean(caught):.1f} on average" if caught else ""
+        when = f", in round {np.mean(caught) + 1:.1f} on average" if caught else ""
         show(name, np.array([value for value, _ in rows]), honest, f"; found in {len(caught)} of {len(rows)}{when}")
 
 

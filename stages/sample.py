@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
+from hacrl_core.config.exchange import WithholdConfig
 from hacrl_core.config.problems import ProblemsConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.contracts.tables import PROMPTS, PROMPTS_2
@@ -24,6 +25,8 @@ class SampleSlice(StrictConfig):
     iteration: NonNegativeInt
     prompts: PositiveInt
     content_digest: str  # of the problems as they were read
+    # What parties keep out; the digest above says what is left.
+    withheld: Annotated[tuple[WithholdConfig, ...], NotIdentity] = ()
     max_prompt_tokens: PositiveInt | None = None  # for every agent: all must be able to answer the same prompts
     chat_templates: dict[str, str | None] = Field(default_factory=dict)
     template_options: Annotated[dict[str, dict[str, Any]], IdentityUnlessDefault] = Field(default_factory=dict)
@@ -52,13 +55,16 @@ def run(
 
 def _problems(inputs: Mapping[str, ArtifactRef], config: SampleSlice, context: Context) -> ProblemSet:
     """Return the problems that fit every agent, loaded once per process."""
-    known = (config.model_dump_json(include={"problems", "content_digest", "max_prompt_tokens"}), *inputs.values())
+    known = (
+        config.model_dump_json(include={"problems", "content_digest", "withheld", "max_prompt_tokens"}),
+        *inputs.values(),
+    )
     return context.warm.problems(known, partial(_load, inputs, config))
 
 
 def _load(inputs: Mapping[str, ArtifactRef], config: SampleSlice) -> ProblemSet:
     """Load the problems, check that they are those the campaign was planned with, and drop those that do not fit."""
-    found = load_problems(config.problems)
+    found = load_problems(config.problems, config.withheld)
     if found.content_digest != config.content_digest:
         raise StageError(
             f"sample iteration {config.iteration + 1}: the problems changed on disk while the campaign ran; "

@@ -39,7 +39,7 @@ def status(config: ConfigArgument, set_: SetOption = None, home: HomeOption = No
 def audit(
     config: ConfigArgument,
     agent: Annotated[str, typer.Option(help="The agent whose published answers are checked.")],
-    iteration: Annotated[int, typer.Option(min=0, help="The round.")],
+    iteration: Annotated[int, typer.Option(min=1, help="The round; the first one is 1.")],
     set_: SetOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -50,7 +50,26 @@ def audit(
     from flows.exchange.audit import audit_answers
 
     campaign = load_config(config, CampaignConfig, set_ or ())
-    raise typer.Exit(audit_answers(Console(), campaign, Home.find(home), agent, iteration))
+    raise typer.Exit(audit_answers(Console(), campaign, Home.find(home), agent, iteration - 1))
+
+
+@app.command("tokenizer")
+@one_line_errors
+def tokenizer(
+    config: ConfigArgument,
+    agent: Annotated[str, typer.Option(help="The agent of another party that shares its tokenizer.")],
+    file: Annotated[Path, typer.Argument(help="Where to write it, e.g. ben-tokenizer.json.")],
+    set_: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Write the tokenizer that a party has published for an agent, checked against the party's signature.
+
+    The file is what the library tokenizers reads. It tells how the agent's answers split into tokens.
+    """
+    from flows.exchange.tokenizers import fetch_tokenizer
+
+    campaign = load_config(config, CampaignConfig, set_ or ())
+    fetch_tokenizer(Console(), campaign, Home.find(home), agent, file)
 
 
 @app.command("picture")

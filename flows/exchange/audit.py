@@ -24,14 +24,19 @@ from stages.spec import Context, Outcome, find_stage
 
 
 def audit_answers(console: Console, config: CampaignConfig, home: Home, agent: str, iteration: int) -> int:
-    """Print how many published answers are what the committed version samples; return 0 if all of them are."""
+    """Print how many published answers are what the committed version samples; return 0 if all of them are.
+
+    ``iteration`` counts from 0, as in stored labels; people read it counted from 1.
+    """
     if agent not in config.agents:
         raise ConfigError(f"--agent {agent}: the campaign's agents are {', '.join(config.agents)}")
     mailbox = mailbox_of(config, home)
     commit = mailbox.find("commit", agent, iteration)
     message = mailbox.find("answers", agent, iteration)
     if commit is None or message is None:
-        raise ConfigError(f"--iteration {iteration}: {agent} has published no answers in this round that can be read")
+        raise ConfigError(
+            f"--iteration {iteration + 1}: {agent} has published no answers in this round that can be read"
+        )
     store = open_store(home.store)
     version = _version(store, commit.policy, agent)
     told = pq.read_table(io.BytesIO(mailbox.fetch(message, "answers.parquet"))).to_pylist()
@@ -44,8 +49,8 @@ def audit_answers(console: Console, config: CampaignConfig, home: Home, agent: s
     first = next((t["rollout_id"] for m, t in zip(again, told, strict=False) if m != t), None)
     rest = "all of them are what it samples" if right == total else f"the first that is not: {first}"
     console.print(
-        f"round {iteration}, {agent}, version {commit.policy[:12]}: {right} of {total} published answers equal those "
-        f"sampled again; {rest}",
+        f"round {iteration + 1}, {agent}, version {commit.policy[:12]}: {right} of {total} published answers equal "
+        f"those sampled again; {rest}",
         highlight=False,
         soft_wrap=True,
     )

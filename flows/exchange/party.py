@@ -21,6 +21,7 @@ from flows.exchange.receiving import (
     read_answers_of,
 )
 from flows.exchange.rounds import Rounds
+from flows.exchange.tokenizers import shares_tokenizer
 from flows.exchange.trust import inspect
 from flows.record.record import Record
 from flows.rounds import Asked, Offered, Runner
@@ -114,10 +115,13 @@ class PartyRun:
     def _check_sent(self, call: StageCall) -> None:
         """In a replay: what others wait for must have been sent."""
         kind: Kind | None = {"verify": "answers", "share": "claims"}.get(call.stage)  # type: ignore[assignment]
+        round_ = call.iteration or 0
+        if shares_tokenizer(self.config, call):
+            kind, round_ = "tokenizer", self.config.agents[call.agent].joins
         if not self.local or kind is None or call.agent not in self.own or call.variant == "answers":
             return
-        if not self.mailbox.was_sent(kind, call.agent, call.iteration or 0):
-            raise CacheMiss(call.label)
+        if not self.mailbox.was_sent(kind, call.agent, round_):
+            raise CacheMiss(call.title)
 
     # -- what others tell --------------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class PartyRun:
         def find() -> Message | None:
             return self.mailbox.find(kind, agent, iteration, local=self.local)
 
-        return self.rounds.wait(find, f"{kind} {agent} #{iteration}", self.config.party_of(agent))
+        return self.rounds.wait(find, f"{kind} {agent} round {iteration + 1}", self.config.party_of(agent))
 
     def _import(self, call: StageCall) -> Outcome:
         """Return the table another party shares as an artifact of this store; raise Refused where it is not sound."""
@@ -268,7 +272,7 @@ class PartyRun:
         proof = self.mailbox.folder / "checked" / f"{iteration:06d}-{sampler}-{own.digest[:16]}"
         if not proof.exists():
             if self.local:
-                raise CacheMiss(f"verdicts of {sampler} #{iteration}")
+                raise CacheMiss(f"verdicts of {sampler} in round {iteration + 1}")
             told = b""
             try:
                 judged = read_table(own.path / "verdicts.parquet", VERDICTS)
@@ -319,5 +323,5 @@ def _settled(item: "ArtifactRef | Handle") -> "ArtifactRef | Handle":
         return item
     outcome = item.outcome()
     if not outcome.ref.digest:
-        raise StageError(f"{item.call.label}: it belongs to another party, which does not share it")
+        raise StageError(f"{item.call.title}: it belongs to another party, which does not share it")
     return Done(item.call, outcome)

@@ -50,7 +50,7 @@ def learning_of(config: CampaignConfig, homes: Sequence[Home]) -> dict[str, Lear
             one = found[entry.agent]
             for row in read_table(store.folder("credit", entry.key) / "credit.parquet", CREDIT).to_pylist():
                 weight = abs(row["omega"] * row["advantage"])
-                one.by_round[row["sampler"]][entry.iteration] += weight
+                one.by_round[row["sampler"]][entry.iteration + 1] += weight
                 one.by_kind[kinds[row["prompt_id"]]][row["sampler"]] += weight
         for agent in {entry.agent for entry in entries if entry.stage == "credit"}:
             _read_accuracy(found[agent], store, [e for e in entries if e.stage == "evaluate" and e.agent == agent])

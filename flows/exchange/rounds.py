@@ -59,7 +59,7 @@ class Rounds:
         absent = [a for a in agents if a not in found]
         for agent in absent:
             party = self._config.party_of(agent)
-            when = f"round {iteration} closed without the {phase} of {agent}"
+            when = f"round {iteration + 1} closed without the {phase} of {agent}"
             self._mailbox.refuse(Refused(party, "late", when), {}, iteration)
         return found
 
@@ -76,7 +76,7 @@ class Rounds:
             try:
                 self.wait(
                     lambda a=agent: self._mailbox.find(phase, a, iteration, local=self._local),  # type: ignore[misc]
-                    f"{phase} {agent} #{iteration}",
+                    f"{phase} {agent} round {iteration + 1}",
                     party,
                 )
                 present.append(agent)
@@ -90,7 +90,7 @@ class Rounds:
         if kept is not None:
             return [a for a in agents if a in kept.members]
         if self._local:
-            raise CacheMiss(f"closing of round {iteration}")
+            raise CacheMiss(f"closing of round {iteration + 1}")
         ends = self._began(iteration) + seconds * (1 if phase == "answers" else 2)
         while True:
             known = self._closing(phase, iteration, agents, ends)
@@ -105,7 +105,7 @@ class Rounds:
                     return present
                 return known
             else:
-                self.pause(f"{phase} #{iteration}", "other parties")
+                self.pause(f"{phase} round {iteration + 1}", "other parties")
 
     def _began(self, iteration: int) -> float:
         """Return when a round began: when it was opened, and not before the round before it was closed.
@@ -131,7 +131,7 @@ class Rounds:
         unheard = [a for a in members if not self._is_there(phase, a, iteration)]
         if unheard:
             # Its author lies, or somebody removed the answers since: nobody can tell. Others must not wait for them.
-            what = f"the closing of round {iteration} names {', '.join(unheard)}, whose {phase} are not there"
+            what = f"the closing of round {iteration + 1} names {', '.join(unheard)}, whose {phase} are not there"
             self._mailbox.refuse(Refused(message.party, "altered", what), {}, iteration)
             return None
         self._mailbox.keep_closing(phase, iteration)
@@ -145,14 +145,17 @@ class Rounds:
         missing = [a for a in agents if a not in message.members]
         if not missing or at >= ends - _ROUNDING:
             return False
-        what = f"round {message.iteration} was closed {ends - at:.0f} s early, without {', '.join(missing)}"
+        what = f"round {message.iteration + 1} was closed {ends - at:.0f} s early, without {', '.join(missing)}"
         evidence = {"message.json": message.model_dump_json().encode()}
         self._mailbox.refuse(Refused(message.party, "early", what), evidence, message.iteration)
         return True
 
     def _is_there(self, phase: Phase, agent: str, iteration: int) -> bool:
-        if self._config.party_of(agent) == self._mailbox.me:
-            return self._mailbox.was_sent(phase, agent, iteration)
+        # A message of our own is in the bucket a moment before this home notes that it was sent, and others may have
+        # closed the round with it in that moment: so the bucket is asked here too.
+        own = self._config.party_of(agent) == self._mailbox.me
+        if own and self._mailbox.was_sent(phase, agent, iteration):
+            return True
         try:
             return self._mailbox.find(phase, agent, iteration) is not None
         except Refused as refused:

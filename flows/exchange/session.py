@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.exchange.mailbox import Mailbox, table_of
 from flows.exchange.party import PartyRun
+from flows.exchange.tokenizers import VOCABULARY, shares_tokenizer
 from flows.record.record import Record
 from flows.run.events import Listener
 from flows.run.executors import Executor
@@ -20,6 +21,7 @@ from hacrl_core.errors import ConfigError
 from hacrl_core.exchange.footers import remove_writer
 from hacrl_core.exchange.messages import Kind
 from hacrl_core.exchange.signing import public_key_of, read_key
+from hacrl_core.problems import load_problems
 from stages.spec import Outcome, StageCall, find_stage
 
 
@@ -62,17 +64,33 @@ def open_exchange(config: CampaignConfig, folder: Path, store: Store, warn: Call
             f"exchange.bucket {behind}: it is also the bucket behind this home's store, which holds weights; unset "
             "HACRL_BUCKET or give the exchange a bucket of its own"
         )
+    _check_policy(config, config.party.name)
     mailbox = Mailbox(config, Bucket(config.exchange.bucket), folder / "exchange", private, warn)
     for party, since in sorted(mailbox.quarantined().items()):
-        warn(f"exchange: {party} is in quarantine since round {since}; hacrl exchange status says why")
+        warn(f"exchange: {party} is in quarantine since round {since + 1}; hacrl exchange status says why")
     return Exchange(config, mailbox, threading.Event())
 
 
+def _check_policy(config: CampaignConfig, me: str) -> None:
+    """Raise ConfigError where this party's own policy withholds nothing: it may be misspelt."""
+    policy = config.parties[me].withhold
+    if policy is None or load_problems(config.problems, (policy,)).left_out.get("withheld"):
+        return
+    patterns = [*policy.ids, *(f"{name}: {value}" for name, values in policy.tags.items() for value in values)]
+    raise ConfigError(
+        f"parties.{me}.withhold: {', '.join(patterns) or 'no pattern'} matches none of this party's problems; "
+        "correct it or leave withhold out"
+    )
+
+
 class Outbox(Listener):
-    """Sends what others wait for as soon as it is there: a commitment, the answers with their verdicts, the claims."""
+    """Sends what others wait for as soon as it is there: a commitment, the answers with their verdicts, the claims.
+
+    Before all of them goes a tokenizer, where the party shares it.
+    """
 
     def __init__(self, exchange: Exchange, store: Store) -> None:
-        self._mailbox, self._store = exchange.mailbox, store
+        self._mailbox, self._store, self._config = exchange.mailbox, store, exchange.config
         self._own = exchange.config.parties[exchange.mailbox.me].agents
 
     def stage_started(self, call: StageCall, why: list[str]) -> None:
@@ -82,6 +100,8 @@ class Outbox(Listener):
 
     def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
         """Send what this stage completes."""
+        if shares_tokenizer(self._config, call):
+            self._send_tokenizer(call.agent, outcome.ref.path)
         if call.agent not in self._own or call.iteration is None:
             return
         if call.stage == "generate":
@@ -97,6 +117,15 @@ class Outbox(Listener):
         elif call.stage == "share" and call.variant == "claims":
             claims = (outcome.ref.path / "claims.parquet").read_bytes()
             self._send("claims", call, call.artifacts["scores"].digest, {"claims.parquet": claims})
+
+    def _send_tokenizer(self, agent: str, version: Path) -> None:
+        """Send the vocabulary of an agent's first version; later versions have the same."""
+        joined = self._config.agents[agent].joins
+        if self._mailbox.was_sent("tokenizer", agent, joined):
+            return
+        tables = {VOCABULARY: (version / "tokenizer.json").read_bytes()}
+        described = tuple(table_of(path, data) for path, data in tables.items())
+        self._mailbox.send(self._mailbox.message("tokenizer", agent, joined, tables=described), tables)
 
     def _commit(self, call: StageCall) -> None:
         agent, iteration = call.agent, call.iteration or 0

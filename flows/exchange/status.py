@@ -13,7 +13,7 @@ from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError
 
-_KINDS = ("commit", "answers", "claims")
+_KINDS = ("tokenizer", "commit", "answers", "claims")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def show_status(console: Console, config: CampaignConfig, home: Home) -> None:
             one = found.get((party, iteration))
             done = " ".join(kind for kind in _KINDS if one and kind in one.kinds)
             cells.append(f"{done}, {one.bytes / 1000:.1f} kB" if one else "nothing yet")
-        table.add_row(str(iteration), *cells)
+        table.add_row(str(iteration + 1), *cells)
     console.print(table)
     if rounds:
         total = sum(one.bytes for one in found.values())
@@ -64,7 +64,7 @@ def show_status(console: Console, config: CampaignConfig, home: Home) -> None:
         about = json.loads(path.read_text())
         who = f"{about['party']}: {about['reason']}: {about['what']}"
         console.print(
-            f"refused in round {about['iteration']}: {who} ({path.parent})",
+            f"refused in round {about['iteration'] + 1}: {who} ({path.parent})",
             highlight=False,
             soft_wrap=True,
         )

@@ -77,8 +77,9 @@ class HacpoConfig(CreditConfig):
     )
     alpha: float = Field(
         default=1.0,
-        ge=0,
-        description="Exponent that weighs foreign responses down the further their ratio is from 1 (α).",
+        ge=-1,
+        description="Exponent that weighs foreign responses down the further their ratio is from 1 (α): inside the "
+        "window a response counts s^(1 + α). -1 gives all of them the weight 1.",
     )
     max_abs_log_ratio: float = Field(
         default=10.0, gt=0, le=LARGEST_LOG_WEIGHT, description="Log-ratios are clamped to ± this before exp."

@@ -9,7 +9,7 @@ from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
 from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
-from hacrl_core.config.exchange import ExchangeConfig, OwnPartyConfig, PartyConfig
+from hacrl_core.config.exchange import ExchangeConfig, OwnPartyConfig, PartyConfig, WithholdConfig
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import explain, merge
 from hacrl_core.config.operation import (
@@ -164,6 +164,12 @@ class CampaignConfig(StrictConfig):
         if sorted(owned) != sorted(self.agents):
             odd = ", ".join(sorted(a for a in {*owned, *self.agents} if owned.count(a) != 1 or a not in self.agents))
             raise ValueError(f"parties: {odd}: every agent of the campaign belongs to exactly one party")
+        for name, party in self.parties.items():
+            if party.withhold is not None and isinstance(self.problems, ArithmeticProblems | TaskProblems):
+                raise ValueError(
+                    f"parties.{name}.withhold: problems.kind {self.problems.kind} makes problems by code that all "
+                    "parties have, so none of them is a secret; give the problems as a dataset or leave withhold out"
+                )
         if any(judge.agent is not None for judge in self.verify.judges):
             raise ValueError("verify: an agent that judges cannot be asked by other parties; use another verifier")
         if self.party is None:
@@ -182,6 +188,11 @@ class CampaignConfig(StrictConfig):
                 f"exchange.bucket {self.store.bucket} is also the bucket of the store, which holds weights; give the "
                 "exchange a bucket or folder of its own"
             )
+
+    @property
+    def withheld(self) -> tuple[WithholdConfig, ...]:
+        """What parties keep out of every round. All parties leave out what any of them withholds."""
+        return tuple(party.withhold for party in self.parties.values() if party.withhold is not None)
 
     def party_of(self, agent: str) -> str:
         """Return the party that has an agent's weights; all agents of a campaign without parties have one owner."""

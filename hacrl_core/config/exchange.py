@@ -2,6 +2,8 @@
 
 import base64
 import binascii
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +27,31 @@ def _public_key(value: str) -> str:
     return value
 
 
+def _id_pattern(value: str) -> str:
+    if not value or "/" in value:
+        raise ValueError(f"{value!r} matches no problem: ids are never empty and have no /; give a pattern like ward-*")
+    return value
+
+
+class WithholdConfig(StrictConfig):
+    """Problems that stay at home. They are in no round, so nothing is made of them that could leave."""
+
+    ids: tuple[Annotated[str, AfterValidator(_id_pattern)], ...] = Field(
+        (), description="Patterns of problem ids, e.g. ward-*."
+    )
+    tags: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="Patterns of values by tag, e.g. kind: [patient, 'trial-*']."
+    )
+
+    def matches(self, problem_id: str, tags: Mapping[str, str]) -> bool:
+        """Return whether a problem with this id and these tags is withheld."""
+        return any(fnmatchcase(problem_id, pattern) for pattern in self.ids) or any(
+            name in tags and fnmatchcase(tags[name], pattern)
+            for name, patterns in self.tags.items()
+            for pattern in patterns
+        )
+
+
 class PartyConfig(StrictConfig):
     """One party of an exchange, as all parties know it."""
 
@@ -35,6 +62,12 @@ class PartyConfig(StrictConfig):
     weight_limit: PositiveFloat | None = Field(
         None,
         description="All its answers together may weigh so many times a learner's own in an update; empty: no limit.",
+    )
+    withhold: WithholdConfig | None = Field(
+        None, description="Problems of a dataset that this party keeps out of every round, e.g. {ids: ['ward-*']}."
+    )
+    share: tuple[Literal["tokenizer"], ...] = Field(
+        (), description="What this party publishes besides answers: [tokenizer] or nothing."
     )
 
 

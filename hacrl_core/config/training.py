@@ -102,8 +102,8 @@ class UpdateConfig(StrictConfig):
     )
     ranks_until: Annotated[dict[PositiveInt, PositiveInt], NotIdentity] = Field(
         default_factory=dict,
-        description="For a campaign that goes on with another number of ranks: {30: 8} says that the iterations before "
-        "30 had 8. They keep their keys, and the training state of 8 ranks is read by as many as `ranks` says.",
+        description="For a campaign that goes on with another number of ranks: {30: 8} says that the first 30 "
+        "iterations had 8. They keep their keys, and the training state of 8 ranks is read by as many as `ranks` says.",
     )
     offload: Annotated[Literal["none", "optimizer"], NotIdentity] = Field(
         "none",

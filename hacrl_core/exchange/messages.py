@@ -16,7 +16,7 @@ from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.errors import HacrlError
 from hacrl_core.exchange.signing import is_signed_by, sign
 
-Kind = Literal["commit", "answers", "claims", "closing"]
+Kind = Literal["commit", "answers", "claims", "closing", "tokenizer"]
 Reason = Literal[
     "unsigned",
     "altered",
@@ -68,7 +68,7 @@ class Message(StrictModel):
     @property
     def label(self) -> str:
         """The name that people read."""
-        return f"{self.kind} of {self.agent or self.party} in round {self.iteration}"
+        return f"{self.kind} of {self.agent or self.party} in round {self.iteration + 1}"
 
 
 class Refused(HacrlError):
@@ -124,5 +124,8 @@ def check_place(message: Message, expected: Message, owned: tuple[str, ...], whe
     for field in ("campaign", "kind", "party", "agent", "iteration"):
         is_, should = getattr(message, field), getattr(expected, field)
         if is_ != should:
-            shown = f"{str(is_)[:16]}, not {str(should)[:16]}"
-            raise Refused(expected.party, "replayed", f"{where} was signed for another place: {field} {shown}")
+            # People count rounds from 1.
+            name = "round" if field == "iteration" else field
+            found, wanted = (x + 1 if isinstance(x, int) else x[:16] for x in (is_, should))
+            what = f"{where} was signed for another place: {name} {found}, not {wanted}"
+            raise Refused(expected.party, "replayed", what)

@@ -3,10 +3,11 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from hacrl_core.config.exchange import WithholdConfig
 from hacrl_core.config.problems import (
     AnswerFormat,
     ArithmeticProblems,
@@ -29,13 +30,19 @@ _WITNESSES = 64
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
-def load_problems(config: ArithmeticProblems | DatasetProblems | PresetProblems | TaskProblems) -> ProblemSet:
-    """Read, filter and name the problems. The same content gives the same digest wherever it was read from."""
+def load_problems(
+    config: ArithmeticProblems | DatasetProblems | PresetProblems | TaskProblems,
+    withheld: Sequence[WithholdConfig] = (),
+) -> ProblemSet:
+    """Read, filter and name the problems. The same content gives the same digest wherever it was read from.
+
+    Rows of a dataset that are ``withheld`` count as if they were not there: whoever never had them reads the same set.
+    """
     if isinstance(config, ArithmeticProblems):
         return _arithmetic(config)
     if isinstance(config, TaskProblems):
         return task_problems(config, load_dataset)
-    return load_dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config)
+    return load_dataset(resolve_preset(config) if isinstance(config, PresetProblems) else config, withheld)
 
 
 def _arithmetic(config: ArithmeticProblems) -> ProblemSet:
@@ -61,7 +68,7 @@ def _made(settings_json: str) -> ProblemSet:
     return ProblemSet(problems, content_digest(problems))
 
 
-def load_dataset(config: DatasetProblems) -> ProblemSet:
+def load_dataset(config: DatasetProblems, withheld: Sequence[WithholdConfig] = ()) -> ProblemSet:
     """Read the rows of a dataset, filter them and make problems of them."""
     columns = config.columns
     named = [columns.messages or columns.problem, columns.answer, columns.context, columns.id, *columns.tags.values()]
@@ -72,7 +79,8 @@ def load_dataset(config: DatasetProblems) -> ProblemSet:
     left_out: Counter[str] = Counter()
     for number, row in enumerate(rows, start=1):
         problem = _problem(row, config, source, number)
-        reason = _reason_to_leave_out(problem, row, config)
+        is_withheld = any(policy.matches(problem.problem_id, problem.tags) for policy in withheld)
+        reason = "withheld" if is_withheld else _reason_to_leave_out(problem, row, config)
         known = kept.get(problem.problem_id)
         if reason is None and known is not None:
             if (known.messages, known.answer) != (problem.messages, problem.answer):

@@ -52,9 +52,14 @@ def meeting(folder: Path, parties: Mapping[str, tuple[str, ...]] = PARTIES, **ch
     """A tiny campaign of several parties that meet in a folder; without ``party`` one process runs all of it."""
     keys = write_keys(folder / "keys", parties)
     exchange = {"bucket": {"bucket": f"file://{folder}/bucket"}, "poll_seconds": 0.05, **changes.pop("exchange", {})}
-    limits = changes.pop("weight_limits", {})
+    limits, settings = changes.pop("weight_limits", {}), changes.pop("settings", {})
     known = {
-        name: {"agents": agents, "public_key": public_key_of(keys[name].read_text()), "weight_limit": limits.get(name)}
+        name: {
+            "agents": agents,
+            "public_key": public_key_of(keys[name].read_text()),
+            "weight_limit": limits.get(name),
+            **settings.get(name, {}),
+        }
         for name, agents in parties.items()
     }
     agents = {agent: AGENTS[agent] for owned in parties.values() for agent in owned}

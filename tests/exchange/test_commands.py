@@ -35,10 +35,23 @@ def test_status_shows_who_published_what_and_who_was_refused(tmp_path: Path) -> 
         assert own.exchange.bucket is not None
         box = Mailbox(own, Bucket(own.exchange.bucket), folder, private, lambda line: None)
         box.send(box.message("commit", agent, 0), {})
-    box.refuse(Refused("west", "late", "round 0 closed without the answers of cat"), {}, 0)
+    box.refuse(Refused("west", "late", "round 1 closed without the answers of cat"), {}, 0)
     shown = CliRunner().invoke(app, ["exchange", "status", str(file), "--home", str(tmp_path / "home")])
     assert shown.exit_code == 0, shown.output
     assert "commit" in shown.stdout
     assert "nothing yet" in shown.stdout
-    assert "west: late: round 0 closed without the answers of cat" in shown.stdout
+    # People count rounds from 1.
+    assert "refused in round 1: west: late: round 1 closed without the answers of cat" in shown.stdout
+    rows = [line.split("│")[1].strip() for line in shown.stdout.splitlines() if line.startswith("│")]
+    assert rows == ["1"]
     assert "kB per round" in shown.stdout
+
+
+def test_the_first_round_that_can_be_audited_is_1(tmp_path: Path) -> None:
+    file = tmp_path / "campaign.yaml"
+    file.write_text(json.dumps(meeting(tmp_path).model_dump(mode="json", exclude_none=True, exclude_unset=True)))
+    audit = ["exchange", "audit", str(file), "--agent", "ben", "--home", str(tmp_path / "home"), "--iteration"]
+    for number, why in (("0", "greater than or equal to 1"), ("1", "--iteration 1: ben has published no answers")):
+        refused = CliRunner().invoke(app, [*audit, number])
+        assert refused.exit_code == 2
+        assert why in refused.output

@@ -132,6 +132,82 @@ def test_a_round_that_was_opened_ahead_of_time_is_not_shorter(tmp_path: Path) ->
     assert ("west", "early") in refusals(found["north"])
 
 
+def over_since(box: Mailbox, seconds: float, iteration: int = 0) -> None:
+    """Open a round, and move its beginning so many seconds into the past."""
+    box.opened(iteration)
+    then = time.time() - seconds
+    os.utime(object_file(box, f"rounds/{iteration:06d}/open"), (then, then))
+
+
+def object_file(box: Mailbox, place: str) -> Path:
+    """The file of an object in a bucket that is a folder."""
+    assert box.config.exchange.bucket is not None
+    return Path(box.config.exchange.bucket.bucket.removeprefix("file://")) / box.object_path(place)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_message_counts_from_the_moment_it_is_in_the_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Ben's answers are in the bucket, the time is up, and others close the round with him before his own party has
+    noted that it sent them, or after it was killed at that point. His party must find the set that the others have."""
+    found = boxes(tmp_path, 0.2)
+    tell(found["north"], "ada")
+    over_since(found["north"], 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(Mailbox, "_keep", lambda *place: None)
+        tell(found["south"], "ben")
+    south = boxes(tmp_path, 0.2)["south"] if killed else found["south"]
+    assert not south.was_sent("answers", "ben", 0)
+    assert members(found["north"]) == ["ada", "ben"]
+    assert members(south) == ["ada", "ben"]
+    assert refusals(south) == [("west", "late")]
+
+
+def test_of_two_closings_the_first_stands_for_a_party_that_wanted_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """North finds the time up and ben absent. Before it writes that, ben answers and south closes with him."""
+    found = boxes(tmp_path, 0.2)
+    tell(found["north"], "ada")
+    over_since(found["north"], 60)
+    wanted: list[tuple[str, ...]] = []
+    write = found["north"].close_round
+
+    def meanwhile(phase: str, iteration: int, present: tuple[str, ...]) -> None:
+        wanted.append(present)
+        tell(found["south"], "ben")
+        assert members(found["south"]) == ["ada", "ben"]
+        write(phase, iteration, present)
+
+    monkeypatch.setattr(found["north"], "close_round", meanwhile)
+    assert members(found["north"]) == ["ada", "ben"]
+    assert wanted == [("ada",)]
+    # A party that is killed before it notes the closing reads the same one again.
+    shutil.rmtree(found["north"].folder / "received")
+    assert members(boxes(tmp_path, 0.2)["north"]) == ["ada", "ben"]
+
+
+def test_a_late_closing_of_claims_moves_no_later_round(tmp_path: Path) -> None:
+    """West was killed in round 0 and closes its claims when north has closed round 1 without it. Whoever reads the
+    closing of round 1 after that must not find it early."""
+    found = boxes(tmp_path, 10)
+    for box, agent in zip(found.values(), AGENTS, strict=True):
+        tell(box, agent)
+    assert members(found["north"]) == AGENTS
+    past = time.time() - 60
+    os.utime(object_file(found["north"], "rounds/000000/answers.json"), (past, past))
+    over_since(found["north"], 30, 1)
+    tell(found["north"], "ada", 1)
+    tell(found["south"], "ben", 1)
+    assert members(found["north"], 1) == ["ada", "ben"]
+    found["west"].close_round("claims", 0, tuple(AGENTS))
+    tell(found["west"], "cat", 1)
+    for name in ("south", "west"):
+        assert members(found[name], 1) == ["ada", "ben"]
+        assert refusals(found[name]) == [("west", "late")]
+
+
 @pytest.mark.exchange
 def test_a_race_at_the_deadline_ends_with_one_set_for_all(tmp_path: Path) -> None:
     """In many rounds at once, west answers about when the time is up: sometimes in, sometimes late, for all alike."""

@@ -38,14 +38,28 @@ COLUMNS = {
 FIELDS = {
     *("version", "campaign", "kind", "party", "agent", "iteration", "policy", "key", "source", "tables", "members"),
 }
+# What a tokenizer's file has, where a party shares it.
+TOKENIZER = {
+    *("version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor"),
+    *("decoder", "model"),
+}
 # Of one agent in one round.
 KINDS = ("commit.json", "answers.json", "answers.parquet", "verdicts.parquet", "claims.json", "claims.parquet")
 
 
 def check_everything(
-    bucket: Bucket, name: str, agents: dict[str, tuple[str, ...]], rounds: int, *, deadlines: bool
+    bucket: Bucket,
+    name: str,
+    agents: dict[str, tuple[str, ...]],
+    rounds: int,
+    *,
+    deadlines: bool,
+    tokenizers: tuple[str, ...] = (),
 ) -> None:
-    """Fail unless the bucket has exactly the objects of so many rounds, and these exactly what they may have."""
+    """Fail unless the bucket has exactly the objects of so many rounds, and these exactly what they may have.
+
+    ``tokenizers``: the agents whose parties share their tokenizer, as party/agent.
+    """
     expected = Counter(
         f"exchange/{name}/{party}/{i:06d}/{agent}.{kind}"
         for party, owned in agents.items()
@@ -59,6 +73,9 @@ def check_everything(
             for i in range(rounds)
             for what in ("open", "answers.json", "claims.json")
         )
+    for one in tokenizers:
+        party, agent = one.split("/")
+        expected.update(f"exchange/{name}/{party}/000000/{agent}.{what}.json" for what in ("tokenizer", "vocabulary"))
     assert Counter(stat.path for stat in bucket.list("")) == expected
     for path in expected:
         _check_object(path, bucket.read(path) or b"")
@@ -69,6 +86,8 @@ def _check_object(path: str, data: bytes) -> None:
         assert data == b"", path
     elif path.endswith(".parquet"):
         check_table(path, data)
+    elif path.endswith(".vocabulary.json"):
+        assert set(json.loads(data)) == TOKENIZER, path
     else:
         body = json.loads(data)
         assert set(body) == {"message", "signature"}, path

@@ -52,7 +52,7 @@ def test_overrides_reach_deep_and_are_read_as_yaml():
         ("iterations=many", "iterations: 'many' is not allowed"),
         ("update.minibatch_prompts=1000", "minibatch_prompts 1000 exceeds prompts_per_iteration 48"),
         ("algorithm.preset=ppo", "'ppo' is not known; choose one of hacpo, gspo"),
-        ("algorithm.alpha=-1", r"algorithm.alpha \(ada\): -1 is not allowed"),
+        ("algorithm.alpha=-2", r"algorithm.alpha \(ada\): -2 is not allowed"),
         ("agents.ada.algorithm.alfa=1", r"algorithm.alfa \(ada\)"),
         ("agents.ada.warmstart=null", "agents.ada: give either warmstart or checkpoint"),
         ("name=a/b", "name: 'a/b' is not allowed"),

@@ -166,7 +166,7 @@ def test_doctor_says_how_many_rows_were_left_out_and_shows_one(tmp_path):
     rows = [{"problem": "What is 1+1?", "answer": "2"}] * 3 + [{"problem": "What is 1+2?", "answer": ""}]
     problems = config(path=write(tmp_path, "jsonl", rows))
     console = Console(record=True, width=200)
-    _show_problems(console, SimpleNamespace(problems=problems), load_problems(problems).problems[0])
+    _show_problems(console, SimpleNamespace(problems=problems, withheld=()), load_problems(problems).problems[0])
     text = console.export_text()
     assert "problems: 1; rows left out: 2 repeated, 1 no answer" in text
     assert "gold '2'" in text
