@@ -224,6 +224,8 @@ def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, h
     assert page.count("data:image/png;base64,") == 3
     assert all(text in page for text in ("2 seeds cannot show it", "little.hacpo.s1", "95 % interval"))
     assert "http" not in page.replace("http-equiv", "")  # it needs nothing else
+    assert '<td class="words">not shown' in page
+    assert "<code>hacrl report NAME</code>" in page  # wherever it was written, without a folder of that machine
     assert (folder / "forest.png").stat().st_size > 5000
     rows = (folder / "cells.csv").read_text().splitlines()
     assert len(rows) == 1 + 4 * 2
@@ -233,11 +235,11 @@ def test_report_compares_by_seed_and_says_when_seeds_are_too_few(first, place, h
 def test_the_results_page_is_written_from_the_store_whatever_is_finished(first, place, home, tmp_path):
     templates = tmp_path / "templates"
     templates.mkdir()
-    (templates / "results.md.j2").write_text((HERE / "results.md.j2").read_text())
+    (templates / "complementary.md.j2").write_text((HERE / "complementary.md.j2").read_text())
     # The real findings are about sweeps that do not exist here.
     (templates / "findings.md.j2").write_text("{{ page.settings() }}")
     write_page({"main": make_report(load_sweep(written(place)), home.root)}, tmp_path, templates)
-    text = (tmp_path / "results.md").read_text()
+    text = (tmp_path / "results/complementary.md").read_text()
     assert "| Agents end better under HACPO than under GSPO | not shown (2 seeds cannot show yes or no, " in text
     assert "2 seeds cannot show it" in text
     assert "not run" in text

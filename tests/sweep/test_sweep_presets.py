@@ -7,7 +7,7 @@ import pytest
 from hacrl_core.config.sweep import load_sweep
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
-SWEEPS = sorted(p for p in FOLDER.rglob("*.yaml") if p.name != "tiny-pair.yaml")
+SWEEPS = sorted(p for p in FOLDER.rglob("*.yaml") if not p.stem.endswith("-pair") or p.parent != FOLDER)
 PAIRS = {  # α, δ, δ_step of the paper's table 5
     "qwen3-4b-pair": (3, 0.2, 0.01),
     "qwen3-1.7b-4b-base": (1, 0.2, 0.025),
@@ -23,15 +23,28 @@ def test_every_preset_loads(path):
     sweep = load_sweep(path)
     assert sweep.config.compared_with in sweep.variants
     assert len({c.label for c in sweep.cells}) == len(sweep.cells)
-    assert len(sweep.config.seeds) >= {"tuning": 2, "cosine": 4}.get(path.stem, 5)
+    assert len(sweep.config.seeds) >= {"tuning": 2, "cosine": 4, "even-tuning": 3, "arena": 2}.get(path.stem, 5)
 
 
 def test_comparisons_do_not_use_the_seeds_of_tuning_and_tuning_is_gspo_alone():
-    tuning = load_sweep(FOLDER / "tuning.yaml")
-    assert all(not c.config.objective(a).share_rollouts for c in tuning.cells for a in c.config.agents)
+    alone, each = load_sweep(FOLDER / "tuning.yaml"), load_sweep(FOLDER / "even-tuning.yaml")
+    assert all(not c.config.objective(a).share_rollouts for c in alone.cells for a in c.config.agents)
     for path in SWEEPS:
-        if path.stem != "tuning":
-            assert not set(tuning.config.seeds) & set(load_sweep(path).config.seeds)
+        if path.stem not in ("tuning", "even-tuning"):
+            assert not {*alone.config.seeds, *each.config.seeds} & set(load_sweep(path).config.seeds)
+
+
+def test_the_even_pair_is_compared_as_its_protocol_says():
+    tuned = load_sweep(FOLDER / "even-tuning.yaml")
+    sweep = load_sweep(FOLDER / "even.yaml")
+    assert sweep.config.seeds == tuple(range(201, 225))
+    assert {c.split(".")[0] for c in tuned.variants} == set(sweep.variants)
+    # Methods differ in their preset and in their learning rate, and in nothing else.
+    for cell in sweep.cells:
+        assert cell.config.agents == sweep.cells[0].config.agents
+        assert cell.config.evaluate == sweep.cells[0].config.evaluate
+    rates = {c.variant: c.config.update.learning_rate for c in sweep.cells}
+    assert rates == {"gspo": 2e-4, "gspo_x2": 1e-4, "hacpo": 1e-4, "shared_gspo": 1e-4, "naive": 1e-4}
 
 
 @pytest.mark.parametrize("pair", PAIRS)

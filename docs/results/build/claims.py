@@ -47,9 +47,9 @@ class Answered:
         """Write difference and interval of the mean and of every agent, and the corrected p of both answers."""
         parts = [f"{agent} {_numbers(d, scale)}" for agent, d in self.differences.items()]
         if with_p and self.p_mean is not None:
-            parts[0] = f"{parts[0][:-1]}, p {self.p_mean:.3f})"
+            parts[0] = f"{parts[0][:-1]}, p {_p(self.p_mean)})"
         if with_p and self.p_every is not None:
-            parts.append(f"every agent p {self.p_every:.3f}")
+            parts.append(f"every agent p {_p(self.p_every)}")
         return "; ".join(parts) or "no finished cells"
 
     def why(self) -> str:
@@ -139,6 +139,10 @@ def _differences(claim: Claim, results: Sequence[CellResult], agents: Sequence[s
     return found
 
 
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+
+
 def _numbers(d: Difference, scale: float) -> str:
     interval = f"{scale * d.low:+.1f} to {scale * d.high:+.1f}" if d.seeds > 1 else "no interval"
     return f"{scale * d.mean:+.1f} ({interval}; {d.higher} of {d.seeds} seeds up)"
@@ -204,4 +208,13 @@ CONFIRMED = (
     Claim("Ratio to the sampler (Naive's second reading) beats GSPO×2", "naive_sampler_ratio", "gspo_x2"),
     Claim("Ratio to the sampler beats HACPO", "naive_sampler_ratio", "hacpo"),
     Claim("Pessimistic with α = 0 and δ = 0 beats GSPO×2", "closed", "gspo_x2"),
+)
+# Written down in docs/results/protocol.md before even.yaml ran: agents that were taught the same. One family.
+EVEN = (
+    Claim("HACPO ends higher than GSPO", "hacpo", "gspo"),
+    Claim("HACPO ends higher than GSPO×2, at half its responses", "hacpo", "gspo_x2"),
+    Claim("Shared GSPO ends higher than GSPO", "shared_gspo", "gspo"),
+    Claim("Shared GSPO ends higher than GSPO×2, at half its responses", "shared_gspo", "gspo_x2"),
+    Claim("Shared GSPO ends higher than HACPO", "shared_gspo", "hacpo"),
+    Claim("Naive sharing (foreign responses as one's own) ends lower than GSPO", "naive", "gspo", "lower"),
 )

@@ -1,4 +1,7 @@
-"""Write docs/results.md from the store: every number in it comes from manifests, nothing is trained again.
+"""Write the pages of results from the store: every number comes from manifests, nothing is trained again.
+
+docs/results.md is about the pair that was taught the same lessons (even.yaml), docs/results/complementary.md about the
+pair with opposite strengths (main.yaml and what follows it). A page is written if its sweep has results.
 
 ``python docs/results/build/page.py --home HOME``; ``make reproduce`` runs the sweeps first.
 """
@@ -11,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from claims import CLAIMS, CONFIRMED, EXTENSIONS, REMOVALS, STABILITY, Answered, Claim, answer_claims
+import numpy as np
+from claims import CLAIMS, CONFIRMED, EVEN, EXTENSIONS, REMOVALS, STABILITY, Answered, Claim, answer_claims
 
 from flows.home import Home
 from flows.sweep.cells import STAGES
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
-from flows.sweep.report import SweepReport, cells_csv, make_report, summary_csv
-from flows.sweep.results import CellResult
+from flows.sweep.report import SweepReport, cells_csv, curves_csv, make_report, summary_csv
+from flows.sweep.results import BOTH, DIAGNOSTICS, AgentResult, CellResult
 from flows.sweep.statistics import Comparison
 from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
@@ -36,7 +40,16 @@ SWEEPS = (
     "three",
     "longer",
     "alpha",
+    "even-tuning",
+    "even",
+    "even-longer",
 )
+# Template → page below docs, and the sweep that it cannot do without.
+PAGES = {
+    "results.md.j2": ("results.md", "even"),
+    "complementary.md.j2": ("results/complementary.md", "main"),
+    "shared-gspo.md.j2": ("shared-gspo.md", "confirm"),
+}
 # Sweeps of one task and one set of seeds.
 MAIN_TASK = ("main", "ablations", "extensions", "rivals", "alpha")
 HERE = Path(__file__).resolve().parent
@@ -58,6 +71,8 @@ class Page:
     """What the templates may use."""
 
     reports: Mapping[str, SweepReport]
+    # The sweep that the page is about.
+    subject: str = "main"
 
     def has(self, sweep: str) -> bool:
         """Say whether the sweep has comparisons."""
@@ -103,14 +118,50 @@ class Page:
         """Write one difference as a row of a table: label, mean over the agents, then each agent."""
         return f"| {label} | {difference_cells(self.against(variant, baseline, sweep), self.agents)} |"
 
+    def said(self, variant: str, baseline: str, sweep: str) -> str:
+        """Say one difference of the mean over the agents in words: how much, the interval, in how many seeds."""
+        d = self.claims((Claim("", variant, baseline),), sweep)[0].differences[BOTH]
+        word = "higher" if d.mean > 0 else "lower"
+        interval = f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+        return f"{abs(100 * d.mean):.1f} points {word} ({interval}; higher in {d.higher} of {d.seeds} seeds)"
+
+    def verdict(self, claim: Claim, family: tuple[Claim, ...], sweep: str) -> str:
+        """Say what a claim's answer is within its family."""
+        found = next(a for a in self.claims(family, sweep) if a.claim == claim)
+        return {"yes": "shown", "no": "the opposite is shown"}.get(found.answer, found.answer)
+
+    def silent(self, sweep: str, variant: str) -> float:
+        """Return the share of prompts without a signal: the mean over agents, iterations and seeds."""
+        found = [a.average(DIAGNOSTICS["no_signal"]) for a in self._agents(sweep, variant)]
+        return float(np.mean([value for value in found if value is not None]))
+
+    def _agents(self, sweep: str, variant: str) -> list[AgentResult]:
+        return [a for r in self.reports[sweep].results if r.variant == variant for a in r.agents.values()]
+
+    def rates(self) -> str:
+        """Write the table of the tuning: the mean reward of both agents by method and learning rate, in percent."""
+        found: dict[str, dict[float, list[float]]] = {}
+        for cell in self.reports["even-tuning"].sweep.cells:
+            ends = [a.after for r in self.reports["even-tuning"].results for a in r.agents.values()
+                    if (r.variant, r.seed) == (cell.variant, cell.seed)]  # fmt: skip
+            found.setdefault(cell.variant.split(".")[0], {}).setdefault(cell.config.update.learning_rate, []).extend(
+                ends
+            )
+        rates = sorted({rate for by_rate in found.values() for rate in by_rate})
+        lines = ["| method | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" + "|--:" * len(rates) + "|"]
+        for method, by_rate in found.items():
+            cells = [f"{100 * np.mean(by_rate[rate]):.1f}" if by_rate.get(rate) else "" for rate in rates]
+            lines.append(f"| {self.reports['even'].labels[method]} | " + " | ".join(cells) + " |")
+        return "\n".join(lines) + "\n"
+
     @property
     def agents(self) -> list[str]:
-        """Return the agents of the main task."""
-        return self.reports["main"].agents
+        """Return the agents of the page's sweep."""
+        return self.reports[self.subject].agents
 
-    def start(self, agent: str, sweep: str = "main") -> float:
+    def start(self, agent: str, sweep: str | None = None) -> float:
         """Return the mean accuracy of the agent before training, in percent."""
-        first = {r.seed: r.agents[agent].before for r in self.reports[sweep].results}
+        first = {r.seed: r.agents[agent].before for r in self.reports[sweep or self.subject].results}
         return 100 * sum(first.values()) / len(first)
 
     def average(self, variant: str, agent: str, metric: str) -> float:
@@ -120,12 +171,14 @@ class Page:
         return sum(values) / len(values) if values else float("nan")
 
     def settings(self) -> str:
-        """Describe the main task's campaign in a sentence, from its config."""
-        c = self.reports["main"].sweep.cells[0].config
+        """Describe the campaign of the page's sweep in a sentence, from its config."""
+        c = self.reports[self.subject].sweep.cells[0].config
+        rates = {cell.config.update.learning_rate for cell in self.reports[self.subject].sweep.cells}
+        rate = f" {rates.pop():g}" if len(rates) == 1 else ""
         return (
             f"{c.iterations} iterations of {c.prompts_per_iteration} prompts, "
             f"{c.samples_per_prompt} responses of each agent to each, "
-            f"minibatches of {c.update.minibatch_prompts} prompts, AdamW {c.update.learning_rate:g}."
+            f"minibatches of {c.update.minibatch_prompts} prompts, AdamW{rate}."
         )
 
     def hours(self) -> float:
@@ -163,6 +216,8 @@ def main() -> None:
     options = parser.parse_args()
     home = Home.find(options.home)
     reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in SWEEPS}
+    greedy = load_sweep(options.sweeps / "even.yaml", ["benchmark=greedy"])
+    reports["even-greedy"] = make_report(greedy, home.root)
     write_page({name: report for name, report in reports.items() if report.results}, options.docs)
 
 
@@ -184,12 +239,13 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path, templates: Path =
         "STABILITY": STABILITY,
         "EXTENSIONS": EXTENSIONS,
         "CONFIRMED": CONFIRMED,
+        "EVEN": EVEN,
         "difference_cells": difference_cells,
     }
-    for page in ("results.md", "shared-gspo.md"):
-        if page == "results.md" or "confirm" in reports:
-            template = environment.from_string((templates / f"{page}.j2").read_text())
-            (docs / page).write_text(template.render(page=Page(reports), reports=reports, **sets))
+    for template, (page, subject) in PAGES.items():
+        if subject in reports:
+            text = environment.from_string((templates / template).read_text())
+            (docs / page).write_text(text.render(page=Page(reports, subject), reports=reports, **sets))
 
 
 def _write_files(name: str, report: SweepReport, folder: Path) -> None:
@@ -199,7 +255,8 @@ def _write_files(name: str, report: SweepReport, folder: Path) -> None:
     (folder / f"{name}-summary.csv").write_text(summary_csv(report.comparisons))
     (folder / f"{name}-table.tex").write_text(report.accuracy().latex())
     draw_forest(report.comparisons, report.labels, report.baseline, report.agents, folder / f"{name}-forest.png")
-    if name in ("main", "extensions", "rivals", "longer"):
+    if name in ("main", "extensions", "rivals", "longer", "even", "even-longer"):
+        (folder / f"{name}-curves.csv").write_text(curves_csv(report.results))
         draw_curves(report.results, report.variants, report.labels, report.agents, folder / f"{name}-curves.png")
         draw_costs(report.results, report.variants, report.labels, folder / f"{name}-costs.png")
 

@@ -118,7 +118,7 @@ def random_rows(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
 
 configs = st.fixed_dictionaries(
     {
-        "alpha": st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+        "alpha": st.sampled_from([-1.0, -0.5, 0.0, 1.0, 2.0, 3.0]),
         "cross_clip_delta": st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0]),
         "cross_clip_step": st.sampled_from([0.0, 0.01, 0.025]),
         "capability_in_gradient": st.booleans(),

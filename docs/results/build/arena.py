@@ -1,0 +1,112 @@
+"""Write docs/arena.md from the committed cells: every method on every task, and who is ahead.
+
+python docs/results/build/arena.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from readme_picture import RESULTS, Ends, read_ends
+
+PAGE = RESULTS.parent / "arena.md"
+# What all methods are compared with: it is in every sweep.
+RIVAL = "gspo_x2"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sweep's cells, and what its agents and problems are."""
+
+    sweeps: tuple[str, ...]
+    name: str
+    what: str
+
+
+TASKS = (
+    Task(
+        ("even",), "taught the same", "both agents were taught half addition, half subtraction; rates tuned per method"
+    ),
+    Task(("main", "rivals"), "opposite strengths", "ada was taught mostly addition, ben mostly subtraction"),
+    Task(("confirm",), "the same, fresh seeds", "claims written down before"),
+    Task(("answers",), "several valid answers", "opposite strengths, answers right within 5 %"),
+    Task(("gap",), "a large gap", "ada starts at 87 %, ben at 41 %"),
+)
+# Shared GSPO was called Naive with the ratio to the sampler first; the settings are the same.
+SAME = {"naive_sampler_ratio": "shared_gspo"}
+LABELS = {
+    "gspo": "GSPO",
+    "hacpo": "HACPO",
+    "shared_gspo": "shared GSPO",
+    "naive": "Naive (as own, SAPO)",
+    "grpo": "GRPO",
+    "pessimistic": "HACPO, pessimistic",
+    "undamped": "pessimistic, α = 0",
+    "closed": "pessimistic, α = 0, δ = 0",
+}
+
+
+def arena(tasks: Mapping[str, Ends]) -> list[tuple[str, list[str], float]]:
+    """Return for each method a cell for each task and its mean over the tasks it ran on, the best first."""
+    rows = []
+    for method, label in LABELS.items():
+        differences = [e.difference(method, RIVAL) if method in e.after else None for e in tasks.values()]
+        cells = [
+            ""
+            if d is None
+            else f"{100 * d.mean:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f}), {d.higher}/{d.seeds}"
+            for d in differences
+        ]
+        known = [100 * d.mean for d in differences if d is not None]
+        if known:
+            rows.append((label, cells, float(np.mean(known))))
+    return sorted(rows, key=lambda row: (-sum(bool(cell) for cell in row[1]), -row[2]))
+
+
+def ends_of(task: Task) -> Ends:
+    """Read a task's cells, with one name for each method. Sweeps of one task share seeds and first versions."""
+    parts = [read_ends(sweep) for sweep in task.sweeps]
+    after = {SAME.get(method, method): seeds for part in parts for method, seeds in part.after.items()}
+    return Ends(parts[0].before, after, parts[0].no_signal)
+
+
+def page() -> str:
+    """Write the page."""
+    tasks = {task.name: ends_of(task) for task in TASKS}
+    lines = [
+        TOP,
+        "| method | " + " | ".join(t.name for t in TASKS) + " | mean, for the order only |",
+        "|---" + "|--:" * (len(TASKS) + 1) + "|",
+    ]
+    lines += [f"| {label} | " + " | ".join(cells) + f" | {mean:+.1f} |" for label, cells, mean in arena(tasks)]
+    lines += [
+        MIDDLE,
+        *(f"* **{t.name}** ({' and '.join(f'{name}.yaml' for name in t.sweeps)}): {t.what}." for t in TASKS),
+        BOTTOM,
+    ]
+    return "\n".join(lines)
+
+
+TOP = """# Arena: every method on every task
+
+How far does each way of learning from each other get, against an agent that learns alone from **twice the answers**
+(GSPO×2)? A cell is the difference in points of held-out accuracy, the mean of both agents, with its 95 % interval and
+the seeds in which it is higher. All other methods sample half of what GSPO×2 samples. Methods that ran on more tasks
+come first, then the higher mean.
+"""
+MIDDLE = """
+The tasks:
+"""
+BOTTOM = """
+**How to read it.** Cells of one column have the same seeds and the same first versions, so they may be compared.
+Columns may not be pooled: they differ in agents, in tuning and in the measure. That is the mean reward at temperature 1
+for *taught the same* and the greedy accuracy for all others. Only claims that were written down before count as shown:
+see [results](results.md) and [the first comparison](results/complementary.md). The intervals here are single ones,
+without correction.
+
+`make arena` runs a quick look at seven methods, two seeds each, in minutes. Methods that have not been run on more than
+that: `hacrl methods` lists them all. The page is written by `docs/results/build/arena.py` from the committed cells.
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
