@@ -1,10 +1,10 @@
 """What orchestration costs in a long campaign of tiny stages, in CPU seconds of each process, database and memory.
 
 Runs the demo's agents with 4 prompts of 4 responses per iteration in a fresh home. While it runs, the CPU seconds of
-Prefect's server, of the driver (the campaign's own process) and of the workers are read once a second, and the driver's
-resident memory with them. Afterwards come status, report and the same command again, which finds everything in the
-store. CPU seconds hardly depend on what else the machine does, so the shares mean something on a busy one too. Ends
-with one JSON line.
+Prefect's server, of the driver (the campaign's own process), of the driver's MLflow threads and of the workers are read
+once a second, and the driver's resident memory with them. Afterwards come status, report and the same command again,
+which finds everything in the store. CPU seconds hardly depend on what else the machine does, so the shares mean
+something on a busy one too. Ends with one JSON line.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-ROLES = ("server", "driver", "workers")
+ROLES = ("server", "driver", "mlflow", "workers")
+MLFLOW_SECONDS = "mlflow-seconds.txt"
 SETTINGS = (
     "name=tiny",
     "prompts_per_iteration=4",
@@ -52,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         home = Path(arguments.home or place).absolute()
-        settings = ("name=tiny", "evaluate.benchmarks=[]", "keep={last: 2}") if arguments.demo else SETTINGS
+        settings = ("evaluate.benchmarks=[]",) if arguments.demo else SETTINGS
         os.environ["PYTHONPATH"] = arguments.code
         samples = run(home, (*settings, f"iterations={arguments.iterations}"))
         report(home, samples, arguments, settings)
@@ -70,20 +71,40 @@ def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(home, "run", str(ROOT / "configs" / "demo.yaml"), *words), stdout=output, stderr=output, cwd=home
+            [
+                *(sys.executable, str(ROOT / "benchmarks" / "mlflow_threads.py"), str(home / MLFLOW_SECONDS)),
+                *("run", str(ROOT / "configs" / "demo.yaml"), *words, "--home", str(home)),
+            ],
+            stdout=output,
+            stderr=output,
+            cwd=home,
         )
     seen: dict[int, tuple[str, float]] = {}
     samples = []
     while process.poll() is None:
-        samples.append(look(psutil.Process(process.pid), home / "campaigns" / "tiny" / "stages.jsonl", seen))
+        samples.append(look(psutil.Process(process.pid), home, seen))
         time.sleep(1.0)
     if process.returncode:
         sys.exit(f"the campaign ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
-    return [sample for sample in samples if sample.cpu]
+    samples = [sample for sample in samples if sample.cpu]
+    # What MLflow was sent after the last look: it counts for MLflow and not for the whole, so the share errs upwards.
+    samples[-1].cpu["mlflow"] = mlflow_seconds(home)[0]
+    return samples
 
 
-def look(driver: psutil.Process, record: Path, seen: dict[int, tuple[str, float]]) -> Sample:
-    """Read the CPU seconds so far of each role; a process that has ended keeps its last number."""
+def mlflow_seconds(home: Path) -> tuple[float, float]:
+    """Return the CPU seconds of the driver's MLflow threads so far, and those in which iterations were sent."""
+    file = home / MLFLOW_SECONDS
+    whole, sending = file.read_text().split() if file.exists() else ("0", "0")
+    return float(whole), float(sending)
+
+
+def look(driver: psutil.Process, home: Path, seen: dict[int, tuple[str, float]]) -> Sample:
+    """Read the CPU seconds so far of each role; a process that has ended keeps its last number.
+
+    The home has one campaign.
+    """
+    record = next(home.glob("campaigns/*/stages.jsonl"), home / "none")
     done = record.read_bytes().count(b'"stage": "update"') // 2 if record.exists() else 0
     memory = 0.0
     try:
@@ -96,6 +117,9 @@ def look(driver: psutil.Process, record: Path, seen: dict[int, tuple[str, float]
     except psutil.NoSuchProcess:
         pass
     cpu = {role: sum(seconds for kind, seconds in seen.values() if kind == role) for role in ROLES}
+    cpu["mlflow"] = mlflow_seconds(home)[0]
+    # The threads are a part of the driver.
+    cpu["driver"] -= cpu["mlflow"]
     return Sample(time.monotonic(), done, memory, cpu)
 
 
@@ -115,6 +139,7 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
     each = {role: (last.cpu[role] - first.cpu[role]) / count for role in ROLES}
     figures = {f"{role}_cpu_seconds_per_iteration": round(seconds, 4) for role, seconds in each.items()}
     figures |= {f"{role}_cpu_minutes": round(last.cpu[role] / 60, 2) for role in ROLES}
+    figures |= mlflow_figures(home, last, last.iterations - begun, each)
     figures["orchestration_share"] = round(1 - each["workers"] / sum(each.values()), 4)
     size = sum(path.stat().st_size for path in (home / "prefect").glob("prefect.db*"))
     figures["prefect_database_mb"] = round(size / 1e6, 2)
@@ -126,7 +151,7 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
     words = [word for s in (*settings, f"iterations={arguments.iterations}") for word in ("--set", s)]
     for name, rest in {
         "status": ["status"],
-        "report": ["report", "tiny"],
+        "report": ["report"],
         "cached_run": ["run", str(ROOT / "configs" / "demo.yaml"), *words],
     }.items():
         figures[f"{name}_cpu_seconds"] = round(cpu_of(command(home, *rest), home), 2)
@@ -142,6 +167,19 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
         "date": time.strftime("%Y-%m-%d"),
     }
     print(json.dumps({"benchmark": "orchestration", "figures": figures, "driver_mb": curve, "conditions": conditions}))
+
+
+def mlflow_figures(home: Path, last: Sample, iterations: int, each: dict[str, float]) -> dict[str, float]:
+    """Return MLflow's share of an iteration, what is paid once, and the share of the whole campaign."""
+    whole, sending = mlflow_seconds(home)
+    iteration = sending / iterations
+    others = sum(seconds for role, seconds in each.items() if role != "mlflow")
+    return {
+        "mlflow_cpu_seconds_of_an_iteration": round(iteration, 4),
+        "mlflow_share_of_an_iteration": round(iteration / (iteration + others), 4),
+        "mlflow_cpu_seconds_paid_once": round(whole - sending, 2),
+        "mlflow_share_of_the_campaign": round(whole / sum(last.cpu.values()), 4),
+    }
 
 
 def cpu_of(words: list[str], home: Path) -> float:

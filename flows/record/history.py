@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from flows.record.goal import grows_by
 from flows.record.log import failure
 from flows.record.record import Entry, is_running, read_campaign, read_entries, versions_of
 from hacrl_core.artifacts import Store
@@ -206,11 +207,14 @@ def read_history(store: Store, folder: Path) -> History:
 
 
 def state_of(history: History, folder: Path) -> str:
-    """Return ``running``, ``complete``, ``failed`` or ``stopped``."""
+    """Return ``running``, ``complete``, ``idle``, ``failed`` or ``stopped``.
+
+    A campaign whose scheduled runs add iterations has no end: between two runs it is ``idle``.
+    """
     if is_running(folder):
         return "running"
     if history.complete:
-        return "complete"
+        return "complete" if grows_by(folder, history.config.iterations) is None else "idle"
     return "failed" if failure(folder) else "stopped"
 
 

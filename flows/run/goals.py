@@ -5,15 +5,13 @@ the same command or by Prefect's retry of the same flow run, finishes its own go
 from the last complete iteration.
 """
 
-import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from flows.campaign import run_campaign
 from flows.home import Home
+from flows.record.goal import TERMINAL, Goal, read_goal, write_goal
 from flows.record.record import read_entries
 from flows.run.runner import CacheMiss, Done
 from flows.stage_calls import StageCalls
@@ -22,31 +20,20 @@ from hacrl_core.config.campaign import CampaignConfig
 from stages.runner import lookup
 from stages.spec import Handle, Outcome, StageCall
 
-TERMINAL = "terminal"
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The number of iterations that a run is to reach."""
-
-    run: str  # a Prefect flow run's id, or TERMINAL
-    more: int
-    iterations: int
-
 
 def with_goal(
     config: CampaignConfig, home: Home, more: int, say: Callable[[str], None], run: str = TERMINAL
 ) -> CampaignConfig:
     """Return the campaign with ``more`` iterations beyond the complete ones, or with the goal of a run cut off."""
-    done, path = complete_iterations(config, home), home.campaign(config.name) / "goal.json"
-    last = _read(path)
+    done, folder = complete_iterations(config, home), home.campaign(config.name)
+    last = read_goal(folder)
     if last is not None and (last.run, last.more) == (run, more) and last.iterations > done:
         goal = last
         say(f"campaign {config.name}: {done} iterations are complete, going on to this run's goal of {goal.iterations}")
     else:
         goal = Goal(run, more, done + more)
         say(f"campaign {config.name}: {done} iterations are complete, {more} more to {goal.iterations}")
-        _write(path, goal)
+        write_goal(folder, goal)
     return CampaignConfig.model_validate({**config.model_dump(), "iterations": goal.iterations})
 
 
@@ -91,17 +78,3 @@ class _Count:
 
     def iteration_done(self, iteration: int) -> None:
         self.done = iteration + 1
-
-
-def _read(path: Path) -> Goal | None:
-    try:
-        return Goal(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write(path: Path, goal: Goal) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(goal)))
-    os.replace(draft, path)

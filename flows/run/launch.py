@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from flows.home import Home
 from flows.record.history import History
 from flows.record.log import FAILED, Logbook
 from flows.record.record import ORIGINS, Entry, Record, read_entries
+from flows.run.counts import Counter, Counts
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
@@ -40,19 +41,10 @@ from hacrl_core.artifacts.opening import use_bucket
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError, HacrlError, StageError
 from stages.runner import remove_leftovers
-from stages.spec import Outcome, StageCall
 
 # So many iterations say whether a campaign can learn at all; the first findings are told, hacrl diagnose has the rest.
 DIAGNOSED_AFTER = 3
 WARNED_OF = 2
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many stages ran, and how many were in the store already."""
-
-    ran: int
-    cached: int
 
 
 @dataclass(frozen=True)
@@ -82,22 +74,27 @@ class OpenCampaign:
     log: Logbook
     notifier: Notifier
     exchange: Exchange | None = None  # where the campaign has several parties and this process is one of them
+    # The terminal and the log count from here.
+    begun: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        """Return how long the campaign has been open."""
+        return time.monotonic() - self.begun
 
 
 def launch(config: CampaignConfig, home: Home, console: Console) -> Summary:
     """Run or resume a campaign and return when it is complete. Raises HacrlError with one line for the user."""
     quiet_environment()
-    begun = time.monotonic()
     try:
         with open_campaign(config, home, console) as campaign:
             if replay(campaign):
                 count = len(campaign.record.entries())
                 campaign.log.write("run", f"{config.name}: all {count} stages were in the store, nothing had to run")
-                return conclude(campaign, Counts(0, count), begun)
+                return conclude(campaign, Counts(0, count, campaign.seconds()))
             _refuse_faults(campaign)
             _show_disk_estimate(campaign)
             console.print("starting Prefect …", style="dim")
-            return conclude(campaign, execute(campaign), begun)
+            return conclude(campaign, execute(campaign))
     except KeyboardInterrupt as stop:
         stop.add_note(what_is_saved(config, home))
         raise
@@ -169,12 +166,12 @@ def run_rest(campaign: OpenCampaign, begun: float) -> Counts:
     """Go on in threads after Prefect's server went away; the counts are those of both passes since ``begun``."""
     rest = run_stages(campaign, ThreadRunner)
     ran = sum(not entry.cached and entry.at >= begun for entry in read_entries(campaign.record.folder))
-    return Counts(ran, rest.ran + rest.cached - ran)
+    return Counts(ran, rest.ran + rest.cached - ran, rest.seconds)
 
 
 def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Executor | None = None) -> Counts:
     """Run the campaign's missing stages; by default each agent's in a process of its own."""
-    counter = _Counter()
+    counter = Counter()
     campaign.record.begin_pass()
     campaign.display.begin_pass()
     try:
@@ -213,7 +210,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
     return counter.counts()
 
 
-def conclude(campaign: OpenCampaign, counts: Counts, begun: float) -> Summary:
+def conclude(campaign: OpenCampaign, counts: Counts) -> Summary:
     """Draw the learning curves and return the summary.
 
     Where no stage had to run, MLflow gets what it may have missed; a run that ran stages has told it already.
@@ -227,8 +224,7 @@ def conclude(campaign: OpenCampaign, counts: Counts, begun: float) -> Summary:
     elif campaign.config.notify is not None:
         campaign.notifier.complete(History(campaign.config, campaign.store, entries))
     uri = tracking_uri(campaign.config, campaign.home) if campaign.config.tracking.enabled else None
-    seconds = time.monotonic() - begun
-    return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, seconds, picture, uri)
+    return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, counts.seconds, picture, uri)
 
 
 @contextmanager
@@ -280,21 +276,6 @@ def what_is_saved(config: CampaignConfig, home: Home) -> str:
     )
 
 
-class _Counter(Listener):
-    """Counts stages that ran and stages that were found."""
-
-    def __init__(self) -> None:
-        # A campaign that is walked again meets stages twice.
-        self._ran: dict[str, bool] = {}
-
-    def stage_finished(self, call: StageCall, outcome: Outcome) -> None:
-        self._ran[call.label] = self._ran.get(call.label, False) or not outcome.cached
-
-    def counts(self) -> Counts:
-        ran = sum(self._ran.values())
-        return Counts(ran, len(self._ran) - ran)
-
-
 class _AfterIteration(Listener):
     """After each iteration, sends what has finished to MLflow and removes old versions by the keep policy.
 
@@ -328,9 +309,9 @@ class _AfterIteration(Listener):
 
 
 @contextmanager
-def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
+def _logged(campaign: OpenCampaign, counter: Counter) -> Iterator[None]:
     """Write the run's first and last line into the campaign's log."""
-    config, begun = campaign.config, time.monotonic()
+    config = campaign.config
     agents = ", ".join(config.agents)
     campaign.log.write(
         "run", f"{config.name}: to iteration {config.iterations}, agents {agents}, process {os.getpid()}"
@@ -339,13 +320,16 @@ def _logged(campaign: OpenCampaign, counter: _Counter) -> Iterator[None]:
         yield
     except Exception as problem:
         campaign.log.write("error", str(first_error(problem) or f"{type(problem).__name__}: {problem}"))
-        campaign.log.write("end", f"{FAILED} after {time.monotonic() - begun:.1f} s")
+        campaign.log.write("end", f"{FAILED} after {campaign.seconds():.1f} s")
         raise
     except BaseException:
-        campaign.log.write("end", f"stopped from outside after {time.monotonic() - begun:.1f} s")
+        campaign.log.write("end", f"stopped from outside after {campaign.seconds():.1f} s")
         raise
-    counts, seconds = counter.counts(), time.monotonic() - begun
-    campaign.log.write("end", f"complete: {counts.ran} stages ran, {counts.cached} from the store, {seconds:.1f} s")
+    counter.seconds = campaign.seconds()
+    counts = counter.counts()
+    campaign.log.write(
+        "end", f"complete: {counts.ran} stages ran, {counts.cached} from the store, {counts.seconds:.1f} s"
+    )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ collection of the bucket spares what the roots of all homes name.
 """
 
 import json
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from flows.record.record import Entry
 from flows.store.survey import Campaign, recorded_campaigns, survey_campaign, survey_evaluations
 from flows.views.text import size_text
 from hacrl_core.artifacts import Store, open_store
-from hacrl_core.artifacts.files import replace_synced
+from hacrl_core.artifacts.files import replace_synced, sync, write_synced
 from hacrl_core.artifacts.remote import blob_path
 from hacrl_core.artifacts.shared import SharedStore
 from hacrl_core.errors import ArtifactError, BucketError, ConfigError, HacrlError
@@ -205,14 +206,21 @@ def _sent(store: SharedStore) -> dict[str, str]:
 
 
 def home_id(root: Path) -> str:
-    """Return a name of this store that no other has."""
+    """Return a name of this store that no other has; of several campaigns that begin in a new home, one names it."""
     path = root / "home-id"
+    with suppress(FileNotFoundError):
+        return path.read_text()
+    root.mkdir(parents=True, exist_ok=True)
+    name = secrets.token_hex(8)
+    draft = root / f".home-id.{name}.draft"
+    write_synced(draft, name)
     try:
-        return path.read_text()
-    except FileNotFoundError:
-        root.mkdir(parents=True, exist_ok=True)
-        replace_synced(path, secrets.token_hex(8))
-        return path.read_text()
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+    sync(root)
+    return path.read_text()
 
 
 # -- hacrl store du ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -108,10 +109,17 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def replace_synced(path: Path, text: str) -> None:
-    """Replace a file atomically by a text; the text and the file's name are on the disk afterwards."""
-    draft = path.with_name(f".{path.name}.draft")
-    write_synced(draft, text)
-    os.replace(draft, path)
+    """Replace a file atomically by a text; the text and the file's name are on the disk afterwards.
+
+    Processes and threads may do it at the same time: each has a draft of its own, and the last one stays.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.draft")
+    try:
+        write_synced(draft, text)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

@@ -113,8 +113,6 @@ def _mark(folder: Path, text: str) -> None:
     except OSError as problem:
         if not is_disk_full(problem):
             raise
-        with suppress(FileNotFoundError):
-            os.unlink(folder / f".{COLLECTED}.draft")
         (folder / COLLECTED).touch()
 
 

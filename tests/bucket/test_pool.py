@@ -13,9 +13,11 @@ import yaml
 
 from flows.home import Home
 from flows.record.log import read_log
-from flows.record.record import read_entries
+from flows.record.record import Entry, read_entries
 from flows.servers.processes import processes_with_token
 from flows.servers.state import read_state
+from hacrl_core.config.base import StrictConfig
+from stages.spec import StageCall
 from tests.flow.conftest import TINY
 from tests.flow.homes import digests
 from tests.patience import patience
@@ -51,6 +53,11 @@ def sweep_file(place: Path, bucket: Path) -> str:
         yaml.safe_dump({"name": "pooled", "campaign": "campaign.yaml", "variants": VARIANTS, "seeds": [1, 2]})
     )
     return str(path)
+
+
+def title(entry: Entry) -> str:
+    """Return what the log calls an entry of the record."""
+    return StageCall(entry.stage, StrictConfig(), {}, None, entry.agent, entry.iteration, entry.variant).title
 
 
 def test_a_sweep_over_three_workers_does_its_common_work_once(servers, tmp_path: Path):
@@ -91,10 +98,10 @@ def test_a_sweep_over_three_workers_does_its_common_work_once(servers, tmp_path:
     keys: set[str] = set()
     for home in places:
         for campaign in home.campaigns.glob("pooled.*"):
-            of_label = {entry.label: entry.key for entry in read_entries(campaign)}
-            keys |= set(of_label.values())
+            of_title = {title(entry): entry.key for entry in read_entries(campaign)}
+            keys |= set(of_title.values())
             done = [line.text.partition(":")[0] for line in read_log(campaign) if line.kind == "done"]
-            computed.update(of_label[label] for label in done)
+            computed.update(of_title[name] for name in done)
     assert sum(bool(list(home.campaigns.glob("pooled.*"))) for home in places) >= 3, "three homes took part"
     twice = {key: count for key, count in computed.items() if count > 1}
     assert not twice, f"computed more than once: {twice}"

@@ -97,7 +97,9 @@ def test_first_run_ends_with_table_picture_and_the_way_to_mlflow(hacrl):
     assert "Held-out accuracy" in hacrl.first
     assert re.search(r"ada\s+held_out\s+[\d.]+%\s+[\d.]+%\s+[+-][\d.]+ points", hacrl.first)
     assert "iteration   2/2" in hacrl.first
-    assert "0 were in the cache" in hacrl.first
+    seconds = re.search(r"0 were in the cache\. (\d+) s", hacrl.first)
+    logged = re.search(r"complete: .*, ([\d.]+) s$", (hacrl.home / "campaigns" / "tiny" / "log.txt").read_text(), re.M)
+    assert abs(int(seconds[1]) - float(logged[1])) < 0.6, "the terminal and the log say the same"
     assert (hacrl.home / "campaigns" / "tiny" / "learning-curves.png").stat().st_size > 10_000
     assert "mlflow ui --backend-store-uri sqlite:///" in hacrl.first
 
