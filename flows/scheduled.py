@@ -21,8 +21,9 @@ from rich.console import Console
 
 from flows.home import Home
 from flows.record.record import is_running
+from flows.run.counts import Counts
 from flows.run.goals import with_goal
-from flows.run.launch import Counts, OpenCampaign, conclude, open_campaign, run_rest, run_stages
+from flows.run.launch import OpenCampaign, conclude, open_campaign, run_rest, run_stages
 from flows.run.prefect_runner import PrefectRunner
 from flows.run.runner import THREADS
 from flows.scheduling.api import Server
@@ -59,7 +60,6 @@ def scheduled_campaign(
         settings: Changes for this run only, e.g. {"generate.batch_size": 64}.
     """
     quiet_environment()
-    begun = time.monotonic()
     home = Home.find()
     log = get_run_logger()
     campaign = changed(config, settings or {})
@@ -67,7 +67,7 @@ def scheduled_campaign(
     if more_iterations is not None:
         campaign = with_goal(campaign, home, more_iterations, log.info, run=str(flow_run.id))
     with redirect_stdout(LogLines(log)), open_campaign(campaign, home, Console()) as opened:
-        done = conclude(opened, _run(opened), begun)
+        done = conclude(opened, _run(opened))
     log.info(f"{campaign.iterations} iterations complete: {done.ran} stages ran, {done.cached} were in the cache")
 
 

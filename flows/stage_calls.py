@@ -38,7 +38,9 @@ class StageCalls:
         """``problems_digest``: the content of the campaign's problems, where the caller has read them already."""
         self.config = config
         self._problems_digest = (
-            load_problems(config.problems).content_digest if problems_digest is None else problems_digest
+            load_problems(config.problems, config.withheld).content_digest
+            if problems_digest is None
+            else problems_digest
         )
         self._benchmark_digests: dict[str, str] = {}
         self._verify = resolve_verifier(config.verify, config.problems).for_training()
@@ -73,6 +75,7 @@ class StageCalls:
             iteration=iteration,
             prompts=self.config.prompts_per_iteration,
             content_digest=self._problems_digest,
+            withheld=self.config.withheld,
             max_prompt_tokens=limit,
             chat_templates={a: self.config.agents[a].template_override for a in origins} if limit else {},
             template_options=_options({a: self.config.agents[a].template_options for a in origins}) if limit else {},

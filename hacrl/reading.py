@@ -96,7 +96,7 @@ class Campaign:
 
     @property
     def state(self) -> str:
-        """``running``, ``complete``, ``failed`` or ``stopped``."""
+        """``running``, ``complete``, ``idle`` (until its next scheduled run), ``failed`` or ``stopped``."""
         return state_of(self.history, self.folder)
 
     @property

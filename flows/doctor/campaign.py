@@ -188,7 +188,7 @@ def _both_ends(config: CampaignConfig, agent: str, prompt: str, end_tokens: list
 
 def _show_problems(console: Console, config: CampaignConfig, example: Problem) -> None:
     """Print how many problems there are, how many rows were left out and why, and one of them with its gold."""
-    found = load_problems(config.problems)
+    found = load_problems(config.problems, config.withheld)
     count = "new ones in every iteration" if found.generator is not None else f"{len(found.problems):,}"
     out = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in found.left_out.items())
     asked = " ".join(str(example.messages[-1]["content"]).split())

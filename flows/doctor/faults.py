@@ -47,7 +47,7 @@ def home_faults(home: Home) -> Iterator[str]:
 def first_problem(config: CampaignConfig) -> Problem:
     """Return the campaign's first problem; raise HacrlError where there are not enough or they cannot be read."""
     seed = derive_seed(config.seed, "sample")
-    return load_problems(config.problems).for_iteration(seed, 0, config.prompts_per_iteration)[0]
+    return load_problems(config.problems, config.withheld).for_iteration(seed, 0, config.prompts_per_iteration)[0]
 
 
 def shared_faults(config: CampaignConfig) -> Iterator[str]:

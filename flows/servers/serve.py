@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +110,16 @@ def _name_upcoming_runs() -> None:
 
 
 def run_name(given: Mapping[str, Any], at: datetime) -> str:
-    """Return the name of a deployed campaign's run: ``nightly +5 (2026-11-16 02:00)``."""
+    """Return the name of a deployed campaign's run: ``nightly +5 (2026-11-16 02:00)``, in UTC.
+
+    Prefect plans a run in its schedule's time zone and starts it in UTC.
+    """
     more = f"+{given['more_iterations']}" if given.get("more_iterations") else f"to {given['config']['iterations']}"
-    return f"{given['config']['name']} {more} ({at:%Y-%m-%d %H:%M})"
+    return f"{given['config']['name']} {more} ({at.astimezone(UTC):%Y-%m-%d %H:%M})"
 
 
 def prefect_settings(port: int, names: list[str], credentials: str | None) -> dict[str, str]:
-    """Return Prefect's settings: no telemetry, no foreign origins, and slots of dead holders freed within a minute."""
+    """Return Prefect's settings: no telemetry, no foreign origins, and expired slots freed within seconds."""
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     return {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -128,7 +131,6 @@ def prefect_settings(port: int, names: list[str], credentials: str | None) -> di
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_origins(names, port),
         # A restart would forget leases in memory, which is the default, and their slots would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
-        "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "60",
         "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
         **BOUNDED,
         **({"PREFECT_SERVER_API_AUTH_STRING": credentials} if credentials else {}),

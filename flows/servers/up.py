@@ -30,7 +30,7 @@ from flows.servers.supervisor import ServerOptions, Supervisor, python_path, sta
 from flows.store.survey import recorded_campaigns, running_sweeps
 from flows.tracking.links import NAME as PLACE
 from flows.tracking.links import page_of
-from flows.views.text import duration
+from flows.views.text import duration, waiting
 from hacrl_core.artifacts.locks import holder, try_exclusive
 from hacrl_core.errors import ConfigError, HacrlError
 
@@ -87,7 +87,7 @@ def down(console: Console, home: Home, *, force: bool = False) -> None:
             "hacrl down --force"
         )
     begun = time.monotonic()
-    with console.status("ending the servers …"):
+    with waiting(console, "ending the servers …"):
         killed = _end_everything(home, state)
     for name, pid in campaigns:
         if pid in own_pids:
@@ -229,25 +229,25 @@ def _wait_for_state(home: Home, supervisor: Process, token: str) -> None:
 def _wait_until_all_answer(console: Console, home: Home, token: str) -> None:
     begun = time.monotonic()
     started = read_state(home)
-    waiting = list(started.names if started is not None else NAMES)
-    with console.status("") as status:
-        while waiting:
+    missing = list(started.names if started is not None else NAMES)
+    with waiting(console, "") as say:
+        while missing:
             waited = time.monotonic() - begun
-            status.update(f"waiting for {', '.join(TITLES[name] for name in waiting)} … {waited:.0f} s")
+            say(f"waiting for {', '.join(TITLES[name] for name in missing)} … {waited:.0f} s")
             state = read_state(home)
             if state is None or state.token != token or not state.supervisor.alive():
                 raise HacrlError(f"the supervisor ended; see {log_file(home, 'servers')}")
-            for name in list(waiting):
+            for name in list(missing):
                 server = state.servers.get(name)
                 if answers(state, name, home):
-                    waiting.remove(name)
+                    missing.remove(name)
                     console.print(f"{TITLES[name]} answers after {time.monotonic() - begun:.1f} s")
                 elif server is not None and server.restarts >= MAX_RESTARTS:
                     problem = f"{TITLES[name]} ended {server.restarts} times while starting"
                     _give_up(home, state, f"{problem}: {_last_log_line(home, name)}")
-            if waiting and waited > STARTUP_SECONDS:
-                problem = f"{TITLES[waiting[0]]} did not answer within {STARTUP_SECONDS:.0f} s"
-                _give_up(home, state, f"{problem}: {_last_log_line(home, waiting[0])}")
+            if missing and waited > STARTUP_SECONDS:
+                problem = f"{TITLES[missing[0]]} did not answer within {STARTUP_SECONDS:.0f} s"
+                _give_up(home, state, f"{problem}: {_last_log_line(home, missing[0])}")
             time.sleep(0.1)
 
 

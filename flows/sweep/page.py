@@ -9,7 +9,6 @@ import jinja2
 from markupsafe import Markup
 
 from flows.sweep.report import SweepReport
-from flows.views.text import hacrl_command
 
 PAGE = "report.html"
 _PICTURES = {
@@ -28,8 +27,9 @@ _TEMPLATE = """\
 <style>{{ style }}
 main { max-width: 1200px; margin: 0 auto; padding: 24px; }
 main img { max-width: 100%; background: #fff; border-radius: 8px; }
+main td { white-space: nowrap; }
 main td:not(:first-child), main th:not(:first-child) { text-align: right; }
-main td.words { text-align: left; }
+main td.words { text-align: left; white-space: normal; }
 .scroll { overflow-x: auto; }
 </style>
 </head>
@@ -43,7 +43,7 @@ main td.words { text-align: left; }
 <div class="card scroll"><table>
 <tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr>
 {% for row in table.rows %}
-<tr>{% for cell in row %}<td{{ ' class="words"' if cell | length > 40 }}>{{ cell }}</td>{% endfor %}</tr>
+<tr>{% for cell in row %}<td{% if cell | length > 40 %} class="words"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </table></div></section>
 {% endfor %}
@@ -52,7 +52,7 @@ main td.words { text-align: left; }
 <div class="card"><img alt="{{ title }}" src="data:image/png;base64,{{ data }}"></div></section>
 {% endfor %}
 <section><h2>The cells</h2>
-<p class="soft">Every cell is a campaign. <code>{{ command }} report NAME</code> writes its page, <code>{{ command }}
+<p class="soft">Every cell is a campaign. <code>hacrl report NAME</code> writes its page, <code>hacrl
   rollouts NAME</code> shows its answers.</p>
 <div class="card"><p>{{ names | join(", ") }}</p></div></section>
 </main></body></html>
@@ -84,7 +84,6 @@ def render(report: SweepReport, pictures: dict[str, Path]) -> str:
             if name in pictures
         ],
         names=[cell.label for cell in report.sweep.cells if (cell.variant, cell.seed) in there],
-        command=hacrl_command(),
         style=Markup(style),
     )
 

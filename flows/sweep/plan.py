@@ -94,7 +94,7 @@ def make_plan(store: Store, cells: Iterable[Cell], finished: int = 0) -> Plan:
 
 def problems_digest(config: CampaignConfig, known: dict[str, str]) -> str:
     """Return the digest of the cell's problems, which are read once for all cells that have the same."""
-    asked = config.problems.model_dump_json()
+    asked = config.problems.model_dump_json() + "".join(policy.model_dump_json() for policy in config.withheld)
     if asked not in known:
-        known[asked] = load_problems(config.problems).content_digest
+        known[asked] = load_problems(config.problems, config.withheld).content_digest
     return known[asked]

@@ -11,7 +11,7 @@ import numpy as np
 
 from flows.sweep.cells import why_failed
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
-from flows.sweep.results import BOTH, DIAGNOSTICS, CellResult, read_results
+from flows.sweep.results import BOTH, DIAGNOSTICS, SHOWN, CellResult, read_results
 from flows.sweep.statistics import Comparison, compare_variants
 from flows.views.text import percent
 from hacrl_core.config.sweep import Sweep
@@ -51,7 +51,9 @@ class SweepReport:
         lines = []
         for variant in dict.fromkeys(u.variant for u in self.unfinished):
             mine = [u for u in self.unfinished if u.variant == variant]
-            each = "; ".join(f"seed {u.seed} {'not run' if u.why is None else f'failed: {u.why}'}" for u in mine)
+            failed = [f"seed {u.seed} failed: {u.why}" for u in mine if u.why is not None]
+            waiting = [u.seed for u in mine if u.why is None]
+            each = "; ".join([*failed, *([f"seed {_ranges(waiting)} not run"] if waiting else [])])
             label = self.sweep.config.label(variant)
             lines.append(f"{label}: {len(mine)} of {len(self.sweep.config.seeds)} seeds without a result ({each})")
         return "\n".join(lines)
@@ -92,6 +94,17 @@ class SweepReport:
     def diagnostics(self) -> "Table":
         """Return the table of diagnostics."""
         return diagnostics_table(self.results, self.variants, self.labels)
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Write 3, 5, 6, 7 as "3, 5–7"."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def make_report(sweep: Sweep, home: Path, baseline: str | None = None) -> SweepReport:
@@ -207,12 +220,12 @@ def words_table(comparisons: Sequence[Comparison], labels: dict[str, str]) -> Ta
 
 def diagnostics_table(results: Sequence[CellResult], variants: Sequence[str], labels: dict[str, str]) -> Table:
     """Return means of diagnostics over iterations and seeds: why a method did what it did."""
-    head = ("method", "agent", *DIAGNOSTICS)
+    head = ("method", "agent", *SHOWN)
     rows = []
     for variant in variants:
         cells = [r for r in results if r.variant == variant]
         for agent in cells[0].agents if cells else ():
-            values = [[c.agents[agent].average(metric) for c in cells] for metric in DIAGNOSTICS.values()]
+            values = [[c.agents[agent].average(metric) for c in cells] for metric in SHOWN.values()]
             means = [
                 float(np.mean(known)) if (known := [v for v in found if v is not None]) else None for found in values
             ]

@@ -25,6 +25,8 @@ DIAGNOSTICS = {
     "response_length": "generate/response_length_mean",
     "no_signal": "credit/no_signal_share",
 }
+# Shown in tables beside them; cells.csv keeps its columns. Minus this is an estimate of the entropy per token.
+SHOWN = {**DIAGNOSTICS, "own_logprob": "score/own_mean_logprob"}
 
 # Iterations done → value.
 Series = dict[int, float]

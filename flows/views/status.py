@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flows.home import Home
+from flows.record.goal import grows_by
 from flows.record.history import History, last, read_history, state_of
 from flows.record.log import NAME, Line, failure, follow, read_log
 from flows.record.record import campaign_folders, find_campaign, is_running, last_activity, read_entries
@@ -19,7 +20,7 @@ from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
 
-_STATES = {"running": "cyan", "complete": "green", "stopped": "yellow", "failed": "red"}
+_STATES = {"running": "cyan", "complete": "green", "idle": "green", "stopped": "yellow", "failed": "red"}
 _KINDS = {"warning": "yellow", "error": "red", "run": "bold", "end": "bold", "cached": "dim", "start": "dim"}
 _REFRESH_SECONDS = 2.0
 # Further past campaigns are counted, not listed, unless --all is given.
@@ -93,7 +94,7 @@ def _add_campaign(table: FittingTable, history: History, folder: Path) -> None:
     table.add(
         Text(history.config.name, style="bold"),
         Text(state, style=_STATES[state]),
-        f"{history.done}/{history.config.iterations}",
+        _iterations(history, folder, state),
         f"{each:.1f} s" if each is not None and each < 100 else clock(each),
         clock(history.seconds_left()) if not history.complete else "",
         short(cost.responses),
@@ -101,6 +102,13 @@ def _add_campaign(table: FittingTable, history: History, folder: Path) -> None:
         clock(cost.seconds),
         moment(last_activity(folder)),
     )
+
+
+def _iterations(history: History, folder: Path, state: str) -> str:
+    """Return the iterations done of all; between two scheduled runs, those done and what each run adds."""
+    if state == "idle":
+        return f"{history.done} (+{grows_by(folder, history.config.iterations)})"
+    return f"{history.done}/{history.config.iterations}"
 
 
 def _agents_table() -> FittingTable:

@@ -4,7 +4,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,19 @@ def can_redraw(console: "Console") -> bool:
     """
     only_colours = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
     return console.is_interactive and not only_colours
+
+
+@contextmanager
+def waiting(console: "Console", text: str) -> Iterator[Callable[[str], None]]:
+    """Show a moving line while something is waited for; yield a function that changes its text.
+
+    Where lines cannot be redrawn nothing is shown, because every frame would stay.
+    """
+    if not can_redraw(console):
+        yield lambda text: None
+        return
+    with console.status(text) as status:
+        yield status.update
 
 
 def clock(seconds: float | None) -> str:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,8 @@ def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
     config = servers.config("nightly", schedule=night, seed=0)
     text = servers("deploy", config, "--now")
     assert "30 3 * * * (America/New_York), 1 more iterations" in text
+    # Prefect plans its runs after a while; the next one is known at once.
+    assert re.search(r"nightly\s+30 3 \* \* \* \(America/New_York\)\s+\+1\s+\w{3} \d\d:30", servers("deploy", "--list"))
     deployment = servers.runs("nightly")[0]["deployment_id"]
     # A second night while the first runs: at once, before the worker has looked again.
     assert fetch(f"{servers.prefect}/api/deployments/{deployment}/create_flow_run", b"{}")[0] == 201
@@ -156,7 +159,7 @@ def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
     logs = log_file(servers.home, "worker").read_text()
     assert "campaign nightly: 0 iterations are complete, 1 more to 1" in logs
     assert "campaign nightly: 1 iterations are complete, 1 more to 2" in logs
-    assert re.search(r"nightly\s+complete\s+2/2", servers("status"))
+    assert re.search(r"nightly\s+idle\s+2 \(\+1\)", servers("status")), "a schedule that goes on has no end"
     with sqlite3.connect(servers.home.root / "mlflow.db") as database:
         query = (
             "select distinct step from metrics m join runs r using (run_uuid) "
@@ -171,7 +174,13 @@ def test_the_clock_is_kept_in_the_campaigns_time_zone_and_removal_ends_it(server
     assert hours <= {"07:30", "08:30"}  # half past three in New York, in winter and in summer
     assert len(hours) == 1 or len(coming) > 1
     assert {run["parameters"]["more_iterations"] for run in coming} == {1}
-    assert re.search(r"nightly\s+30 3 \* \* \* \(America/New_York\)\s+\+1", servers("deploy", "--list"))
+    # Prefect's page of upcoming runs has the names with which they will start.
+    at = {run["name"]: datetime.fromisoformat(run["expected_start_time"]) for run in coming}
+    assert all(name == f"nightly +1 ({when.astimezone(UTC):%Y-%m-%d %H:%M})" for name, when in at.items()), at
+    first = min(at.values()).astimezone()
+    listed = re.search(r"nightly\s.*\+1\s+(\w{3} \d\d:\d\d)\s+Completed, \w{3} \d\d:\d\d", servers("deploy", "--list"))
+    assert listed is not None
+    assert listed[1] == f"{first:%a %H:%M}"
     assert "is removed" in servers("deploy", "--remove", "nightly")
     assert "no deployments" in servers("deploy", "--list")
     assert "deployment nightly: not found" in servers("deploy", "--remove", "nightly", code=2)

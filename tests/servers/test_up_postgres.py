@@ -75,7 +75,7 @@ def test_a_deployed_campaign_runs_and_is_seen(servers, postgres):
         "hacrl-night-progress",
         "hacrl-night-summary",
     ]
-    assert re.search(r"night\s+complete\s+2/2", servers("status"))
+    assert re.search(r"night\s+idle\s+2 \(\+2\)", servers("status"))
     assert "complete: " in servers("logs", "night")
     assert "report.html" in servers("report", "night")
     assert re.search(r"night\s+30 3 \* \* \* .*\+2\s+\S+ \S+\s+Completed", servers("deploy", "--list"))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flows.record.goal import TERMINAL, Goal, write_goal
 from flows.record.history import read_history
 from flows.record.log import Logbook, follow, parse, read_log
 from flows.record.record import Record, read_entries
@@ -20,7 +22,7 @@ from flows.run.events import Listener
 from flows.run.placement import Placement
 from flows.run.worker import Worker, WorkerDied
 from flows.views.status import show_log, show_status
-from flows.views.text import can_redraw
+from flows.views.text import can_redraw, waiting
 from hacrl_core.artifacts import Store
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import ConfigError
@@ -79,6 +81,18 @@ def test_a_running_campaign_has_time_left_and_says_what_it_does(own):
     assert "now: generate ben #3" in text
     assert history.seconds_left() == pytest.approx(2 * history.seconds_per_iteration())
     assert "stopped" in shown(own, "seen")
+
+
+def test_a_campaign_of_scheduled_runs_is_idle_between_them_and_never_complete(own):
+    folder = own.campaign("seen")
+    write_goal(folder, Goal("a flow run", more=2, iterations=3))
+    row = next(line for line in shown(own).splitlines() if line.startswith("seen "))
+    assert re.search(r"idle\s+3 \(\+2\)", row)
+    assert "complete" not in row
+    write_goal(folder, Goal(TERMINAL, more=2, iterations=3))  # by hand, with hacrl run --more
+    assert re.search(r"complete\s+3/3", shown(own))
+    write_goal(folder, Goal("a flow run", more=2, iterations=5))  # its run did not get there
+    assert re.search(r"complete\s+3/3", shown(own))
 
 
 def test_a_campaign_that_failed_says_so_and_why_until_it_runs_again(own):
@@ -262,3 +276,6 @@ def test_a_notebook_takes_colours_and_no_live_table(monkeypatch):
     notebook = Console(file=io.StringIO())
     assert notebook.is_terminal
     assert not can_redraw(notebook)
+    with waiting(notebook, "starting …") as say:
+        say("still starting …")
+    assert notebook.file.getvalue() == "", "a notebook would keep every frame"

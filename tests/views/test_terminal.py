@@ -4,6 +4,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from rich.console import Console
@@ -166,3 +167,6 @@ def test_an_upcoming_run_has_the_name_that_it_starts_with():
     config = {"name": "nightly", "iterations": 40}
     assert run_name({"config": config, "more_iterations": 5}, at) == "nightly +5 (2026-11-16 02:00)"
     assert run_name({"config": config, "more_iterations": None}, at) == "nightly to 40 (2026-11-16 02:00)"
+    # Prefect plans in the schedule's time zone and starts in UTC.
+    planned = at.astimezone(ZoneInfo("America/New_York"))
+    assert run_name({"config": config, "more_iterations": 5}, planned) == "nightly +5 (2026-11-16 02:00)"
