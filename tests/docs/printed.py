@@ -70,11 +70,17 @@ def _match(expected: list[str], actual: list[str]) -> list[int | None] | None:
     for i, line in enumerate(expected):
         if line.strip() == ELLIPSIS:
             found.append(None)
-            at = min(j for j in reach[i + 1] if j >= at)
+            at = _nearest(expected[i + 1 : i + 2], actual, sorted(j for j in reach[i + 1] if j >= at))
         else:
             found.append(at)
             at += 1
     return found
+
+
+def _nearest(after: list[str], actual: list[str], places: list[int]) -> int:
+    """Return the first place, if possible one with the page's own numbers: ``iteration 6/6`` stays the last."""
+    exact = [at for at in places for line in after if actual[at:] and actual[at].startswith(line.split(ELLIPSIS)[0])]
+    return (exact or places)[0]
 
 
 def renew_lines(expected: list[str], actual: list[str]) -> list[str]:

@@ -84,6 +84,8 @@ def test_renewing_keeps_what_was_left_out_and_writes_new_words_whole() -> None:
     lines = ["wrote first.yaml", "noise", "  ada  held_out  60.0%  +1.0 points", "next: hacrl run y"]
     assert renew_lines(PAGE, lines) == ["wrote first.yaml", "...", lines[2], "next: hacrl run ..."]
     assert renew_lines(PAGE, ["other words"]) == ["other words"]
+    shown = ["...", "iteration 2/2 ...", "..."]
+    assert renew_lines(shown, ["begun", "iteration 1/2 a", "iteration 2/2 b", "done"]) == shown
     assert renew_lines(["reward 0.5 then ..."], ["reward 0.75 then 3 words"]) == ["reward 0.75 then ..."]
 
 
