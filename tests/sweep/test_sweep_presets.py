@@ -47,6 +47,17 @@ def test_the_even_pair_is_compared_as_its_protocol_says():
     assert rates == {"gspo": 2e-4, "gspo_x2": 1e-4, "hacpo": 1e-4, "shared_gspo": 1e-4, "naive": 1e-4}
 
 
+def test_the_longer_run_of_the_even_pair_changes_its_length_alone():
+    whole, longer = load_sweep(FOLDER / "even.yaml"), load_sweep(FOLDER / "even-longer.yaml")
+    assert longer.config.seeds == whole.config.seeds
+    assert longer.variants == ["gspo", "gspo_x2", "hacpo", "shared_gspo"]
+    short = {(c.variant, c.seed): c.config for c in whole.cells}
+    for cell in longer.cells:
+        assert cell.config.iterations == 40
+        same = short[cell.variant, cell.seed]
+        assert cell.config.model_copy(update={"iterations": 20, "name": same.name}) == same
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_pairs_keep_their_settings_and_each_ablation_changes_one_thing(pair):
     alpha, delta, step = PAIRS[pair]
