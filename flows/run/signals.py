@@ -12,16 +12,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Sent to the main thread so that it stops waiting; ignored wherever nobody has a handler for it.
 NUDGE = signal.SIGURG
 # A nudge may arrive just before the main thread begins to wait, so there are several (seconds between them).
 NUDGES = (0.0, 0.05, 0.2, 1.0)
+# Seconds until a signal is sent again whose exception was ignored: by then the main thread is somewhere else.
+RESEND_AFTER = 0.02
 
 
 class Stop(KeyboardInterrupt):
@@ -35,6 +39,18 @@ class Stop(KeyboardInterrupt):
     def exit_code(self) -> int:
         """The exit code that a shell gives a command ended by this signal."""
         return 128 + self.number
+
+
+@dataclass
+class _Request:
+    """The request to end that this process has received, as the exception that carries it through the main thread."""
+
+    number: int = 0
+    raised: BaseException | None = None
+    forget: list[Callable[[], None]] = field(default_factory=list)
+
+
+_request = _Request()
 
 
 @contextmanager
@@ -53,9 +69,12 @@ def raise_on_signals() -> Iterator[None]:
             end_at_once(number)
         stopping = True
         outer = before[number]
-        if callable(outer) and outer is not signal.default_int_handler:
-            outer(number, frame)
-        raise Stop(number)
+        first = callable(outer) and outer is not signal.default_int_handler
+        carry(Stop(number), number, forget, (lambda: outer(number, frame)) if first else None)
+
+    def forget() -> None:
+        nonlocal stopping
+        stopping = False
 
     try:
         for number in SIGNALS:
@@ -69,6 +88,40 @@ def raise_on_signals() -> Iterator[None]:
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
+
+
+def carry(
+    error: BaseException, number: int, forget: Callable[[], None], first: Callable[[], object] | None = None
+) -> NoReturn:
+    """Raise ``error`` for signal ``number``, or what ``first`` raises, and see to it that it is not lost.
+
+    A handler may run where Python or a library cannot let an exception pass: in a finalizer, or in compiled code that
+    reports it as "ignored" and goes on (pydantic does while it serializes). The signal is then sent again a moment
+    later, after ``forget`` has undone what keeps the handler from taking it a second time.
+    """
+    _request.number, _request.raised = number, error
+    _request.forget.append(forget)
+    try:
+        if first is not None:
+            first()
+    except BaseException as other:
+        _request.raised = other
+        raise
+    raise error
+
+
+def _send_again_if_lost(unraisable: Any, outer: Callable[[Any], object]) -> None:
+    """Do the work of ``sys.unraisablehook``: an exception of ours was ignored, so its signal is sent once more."""
+    if _request.raised is None or unraisable.exc_value is not _request.raised:
+        outer(unraisable)
+        return
+    while _request.forget:
+        _request.forget.pop()()
+    _request.raised = None
+    main = threading.main_thread().ident
+    again = threading.Timer(RESEND_AFTER, signal.pthread_kill, (main, _request.number))
+    again.daemon = True
+    again.start()
 
 
 @contextmanager
@@ -85,6 +138,8 @@ def wake_main_thread() -> Iterator[None]:
         return
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_send_again_if_lost, outer=hook)
     handler = signal.signal(NUDGE, _nothing)
     outer = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     main = threading.get_ident()
@@ -100,6 +155,7 @@ def wake_main_thread() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(outer)
         theirs.close()
         signal.signal(NUDGE, handler)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from flows.run.events import Listener
 from flows.run.line import Line, urgency_of
 from flows.run.placement import Placement, Turn
-from flows.run.signals import die_with_parent, wake_main_thread
+from flows.run.signals import carry, die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from hacrl_core.instructions import settle_instructions
@@ -267,7 +267,7 @@ def _serve(
         _redirect_output(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what this process starts is not to inherit the mask
-    signal.signal(signal.SIGTERM, end_once)
+    _end_on_sigterm()
     if place.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     os.environ.setdefault("OMP_NUM_THREADS", str(place.threads))
@@ -339,4 +339,8 @@ def end_once(number: int, frame: FrameType | None) -> None:
     A scheduler's SIGTERM reaches the whole group, and the campaign then sends another one to its workers.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(TERMINATED)
+    carry(SystemExit(TERMINATED), number, _end_on_sigterm)
+
+
+def _end_on_sigterm() -> None:
+    signal.signal(signal.SIGTERM, end_once)
