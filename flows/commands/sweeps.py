@@ -51,8 +51,9 @@ def sweep(
     the same command without --pool makes the report from it.
     """
     from flows.sweep.page import PAGE
-    from flows.sweep.report import make_report, write_report
+    from flows.sweep.report import make_report
     from flows.sweep.run import plan_sweep, run_sweep, show_outcome, show_plan, sweep_folder
+    from flows.sweep.written import write_report
 
     console, place = Console(), Home.find(home)
     chosen = load_sweep(config, [*(set_ or ()), *([f"concurrency={jobs}"] if jobs else [])])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from flows.sweep.cells import why_failed
-from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweep.results import BOTH, DIAGNOSTICS, SHOWN, CellResult, read_results
 from flows.sweep.statistics import Comparison, compare_variants
 from flows.views.text import percent
@@ -123,37 +122,6 @@ def _unfinished(sweep: Sweep, results: list[CellResult], home: Path) -> list[Unf
     there = {(r.variant, r.seed) for r in results}
     missing = [c for c in sweep.cells if (c.variant, c.seed) not in there]
     return [Unfinished(c.variant, c.seed, why_failed(home / "campaigns" / c.label)) for c in missing]
-
-
-def write_report(report: SweepReport, folder: Path, prefix: str = "") -> list[Path]:
-    """Write the tables (Markdown, LaTeX, CSV) and pictures and return their paths; none without a baseline's cells."""
-    if not report.comparisons:
-        return []
-    folder.mkdir(parents=True, exist_ok=True)
-    table = report.accuracy()
-    parts = [table.markdown(), report.words().markdown(), report.diagnostics().markdown()]
-    parts += [f"{report.gaps()}\n"] if report.unfinished else []
-    texts = {
-        "table.md": "\n".join(parts),
-        "table.tex": table.latex(),
-        "summary.csv": summary_csv(report.comparisons),
-        "cells.csv": cells_csv(report.results),
-        "curves.csv": curves_csv(report.results),
-    }
-    written = []
-    for name, text in texts.items():
-        written.append(folder / f"{prefix}{name}")
-        written[-1].write_text(text)
-    pictures = {name: folder / f"{prefix}{name}.png" for name in ("curves", "costs", "forest")}
-    draw_curves(report.results, report.variants, report.labels, report.agents, pictures["curves"])
-    draw_costs(report.results, report.variants, report.labels, pictures["costs"])
-    draw_forest(report.comparisons, report.labels, report.baseline, report.agents, pictures["forest"])
-    if not prefix:
-        # A page of its own imports this module.
-        from flows.sweep.page import write_page
-
-        written.append(write_page(report, pictures, folder))
-    return [*written, *pictures.values()]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

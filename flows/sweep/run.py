@@ -25,7 +25,8 @@ from flows.scheduling.api import prefect_api
 from flows.store.bucket import uploading
 from flows.sweep.cells import Job, Tally, finished_entries, mark_failed, order_jobs
 from flows.sweep.plan import Plan, make_plan
-from flows.sweep.report import SweepReport, make_report, write_report
+from flows.sweep.report import SweepReport, make_report
+from flows.sweep.written import write_report
 from flows.tracking.sweep import SweepTracker
 from flows.views.text import clock
 from hacrl_core.artifacts import open_store

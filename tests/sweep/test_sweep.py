@@ -22,8 +22,9 @@ from rich.console import Console
 from flows.home import Home
 from flows.sweep import cells
 from flows.sweep.cells import Job, Tally, finished_entries, order_jobs
-from flows.sweep.report import make_report, write_report
+from flows.sweep.report import make_report
 from flows.sweep.run import Outcome, Pool, execute_with_threads, how_far, plan_sweep, run_sweep
+from flows.sweep.written import write_report
 from hacrl_core.artifacts import Store
 from hacrl_core.config.sweep import load_sweep, nested
 from hacrl_core.errors import ConfigError, StageError
