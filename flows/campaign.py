@@ -4,8 +4,11 @@ learns.
 ``run.submit`` hands a stage call to a runner and returns a handle at once. Handles are inputs of later calls, so stages
 of different agents run side by side and wait only for what they need. An agent that has learned goes on to the next
 iteration while others still learn. Only the agents' versions and the capability pass from one iteration to the next,
-and both are artifacts: to resume, run the same command again.
+and credit and scores where their successes are replayed. All of them are artifacts: to resume, run the same command
+again.
 """
+
+from collections.abc import Mapping, Sequence
 
 from flows.rounds import EVERYBODY, Handles, Membership, Runner, State, run_round
 from flows.stage_calls import StageCalls
@@ -70,11 +73,28 @@ def run_iteration(
     reference = {a: run.submit(call) for a, call in references.items() if call is not None}
     versions = {
         a: run.submit(
-            calls.update(a, state.versions[a], {s: scores[s] for s in heard[a]}, credit[a], now, reference.get(a))
+            calls.update(
+                a,
+                state.versions[a],
+                {s: scores[s] for s in heard[a]},
+                credit[a],
+                now,
+                reference.get(a),
+                past=state.past.get(a, ()),
+            )
         )
         for a in agents
     }
-    return State({**state.versions, **versions}, {**state.credit, **credit})
+    past = {a: remember(config, state, a, credit[a], {s: scores[s] for s in heard[a]}) for a in agents}
+    return State({**state.versions, **versions}, {**state.credit, **credit}, past=past)
+
+
+def remember(
+    config: CampaignConfig, state: State, learner: str, credit: Handle, scores: Mapping[str, Handle]
+) -> Sequence[Mapping[str, Handle]]:
+    """Return the iterations that the learner replays in its next one, the newest first."""
+    now = {"credit": credit, **{f"scores/{sampler}": handle for sampler, handle in scores.items()}}
+    return (now, *state.past.get(learner, ()))[: config.objective(learner).replay_iterations]
 
 
 def previous_credit(config: CampaignConfig, state: State, learner: str, iteration: int) -> Handle | None:

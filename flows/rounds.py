@@ -6,7 +6,7 @@ with the same keys make up the campaign whether one process runs all of them or 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flows.stage_calls import StageCalls
@@ -52,6 +52,8 @@ class State:
     versions: Handles  # agent → its newest version
     credit: Handles  # agent → its credit of the last iteration, with the capability history
     asked: Asked | None = None  # what was asked ahead of the next round, where parties allow staleness
+    # Learner → credit and scores of the iterations it replays, by name of the update's input, the newest first.
+    past: Mapping[str, Sequence[Mapping[str, Handle]]] = field(default_factory=dict)
 
 
 class Membership(Protocol):

@@ -20,7 +20,7 @@ from stages.sample import SampleSlice
 from stages.score import ScoreSlice
 from stages.share import SOURCES, SharedKind, ShareSlice
 from stages.spec import Handle, StageCall
-from stages.update import UpdateSlice
+from stages.update import REPLAY, UpdateSlice
 from stages.verify import VerifySlice
 from stages.warmstart import WarmstartSlice
 
@@ -179,8 +179,12 @@ class StageCalls:
         iteration: int,
         reference: Handle | None = None,
         samplers: Sequence[str] = (),
+        past: Sequence[Mapping[str, Handle]] = (),
     ) -> StageCall:
-        """The learner's next version; ``samplers`` where some of them claim no log-probs."""
+        """The learner's next version; ``samplers`` where some of them claim no log-probs.
+
+        ``past``: credit and scores of the iterations whose successes are replayed, the newest first.
+        """
         divergence = self.config.divergence
         skips = divergence.on_verifier_failure == "skip"
         config = UpdateSlice(
@@ -196,6 +200,8 @@ class StageCalls:
         inputs = {"agent": version, "credit": credit, **{f"scores/{a}": handle for a, handle in scores.items()}}
         if reference is not None:
             inputs["reference"] = reference
+        for back, before in enumerate(past, start=1):
+            inputs |= {f"{REPLAY}{back}/{name}": handle for name, handle in before.items()}
         return StageCall("update", config, inputs, self._seed("update", learner), learner, iteration)
 
     def evaluate(

@@ -31,6 +31,8 @@ Table = list[dict[str, Any]]
 _OF_SAMPLERS = ("rollout_id", "is_own", "mean_logprob")
 
 
+# Inputs of an iteration before: replay/1/credit and replay/1/scores/ben are those of the last one.
+REPLAY = "replay/"
 # A third of GSPO's window: score and update should agree better about one policy.
 _MISMATCH = 1e-4
 
@@ -202,13 +204,33 @@ def _read(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "tuple[list
 
     The tables are dropped on return: as Python objects they take as much memory as a small model.
     """
+    credits, scores = _tables(inputs, config)
+    reference = _scores(inputs["reference"]) if "reference" in inputs else []
+    responses = _joined(credits, scores, reference, config) + _replayed(inputs, config)
+    return responses, _error_share(credits, scores, config)
+
+
+def _tables(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> tuple[Table, dict[str, Table]]:
+    """Return the learner's credit and everybody's scores of one iteration."""
     credits = read_table(inputs["credit"].path / "credit.parquet", CREDIT).to_pylist()
     # A method without sampler's log-probs does without other parties' claims.
-    told = [s for s in config.samplers if s != config.learner and f"scores/{s}" in inputs]
-    scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in told}
+    samplers = [name.removeprefix("scores/") for name in inputs if name.startswith("scores/")]
+    scores = {s: _scores(inputs[f"scores/{s}"], _OF_SAMPLERS) for s in samplers if s != config.learner}
     scores[config.learner] = _scores(inputs[f"scores/{config.learner}"])
-    reference = _scores(inputs["reference"]) if "reference" in inputs else []
-    return _joined(credits, scores, reference, config), _error_share(credits, scores, config)
+    return credits, scores
+
+
+def _replayed(inputs: Mapping[str, ArtifactRef], config: UpdateSlice) -> "list[Response]":
+    """Return the others' successes of earlier iterations, with the credit and the log-probs that they had then."""
+    from hacrl_core.algorithm.minibatches import successes_of_others
+
+    found = []
+    for back in range(1, config.algorithm.replay_iterations + 1):
+        past = {name.removeprefix(f"{REPLAY}{back}/"): ref for name, ref in inputs.items()
+                if name.startswith(f"{REPLAY}{back}/")}  # fmt: skip
+        if past:
+            found += successes_of_others(_joined(*_tables(past, config), [], config))
+    return found
 
 
 def _scores(ref: ArtifactRef, columns: Sequence[str] = SCORES.fields.names) -> Table:

@@ -108,6 +108,8 @@ def foreign_term(
     There is no `min`: outside the window a response has no gradient. ``pessimistic`` (an extension, not of the paper)
     is min(s·A, clip(s, window)·A) · stopgrad(min(s, 1))^α · ω. Both readings of "naive" sharing take GSPO's own term.
     """
+    if config.foreign_failure_cap is not None:
+        return _capped_failures(config.foreign_failure_cap, ratio, advantage, omega, window, config)
     if not config.capability_in_gradient:
         omega = torch.ones_like(omega)
     if config.foreign_treatment != "hacpo":
@@ -131,6 +133,17 @@ def foreign_term(
         damping = clipped.detach() ** config.alpha * omega
         objective = clipped * damping * advantage
     return Terms(objective, now * damping * ~(below | above), now, below, above)
+
+
+def _capped_failures(
+    cap: float, ratio: Tensor, advantage: Tensor, omega: Tensor, window: tuple[float, float], config: HacpoConfig
+) -> Terms:
+    """The foreign term with min(s, cap) in place of s where A < 0: beyond the cap a failure has no gradient."""
+    far = (advantage < 0) & (ratio.detach() > cap)
+    capped = torch.where(advantage < 0, torch.clamp(ratio, max=cap), ratio)
+    free = config.model_copy(update={"foreign_failure_cap": None})
+    terms = foreign_term(capped, advantage, omega, window, free)
+    return Terms(terms.objective, terms.weight * ~far, ratio.detach(), terms.below, terms.above | far)
 
 
 def plug_in_term(method: Method, learner: Tensor, sampler: Tensor, advantage: Tensor, config: HacpoConfig) -> Terms:

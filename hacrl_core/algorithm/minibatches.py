@@ -40,6 +40,11 @@ class Minibatch:
         return any(not response.is_own for response in self.responses)
 
 
+def successes_of_others(responses: Sequence[Response]) -> list[Response]:
+    """Return the responses of other agents that were better than the learner's baseline: what is worth a replay."""
+    return [response for response in responses if not response.is_own and response.advantage > 0]
+
+
 def minibatches(
     responses: Sequence[Response],
     *,

@@ -119,6 +119,18 @@ class HacpoConfig(CreditConfig):
         "foreign "
         "failures there do not.",
     )
+    foreign_failure_cap: Annotated[float | None, IdentityUnlessDefault] = Field(
+        default=None,
+        ge=1,
+        description="Extension, not of the paper: a foreign failure (negative advantage) whose ratio is above this "
+        "teaches nothing, so that no failure outweighs it. Empty: only max_abs_log_ratio limits it.",
+    )
+    replay_iterations: Annotated[int, IdentityUnlessDefault] = Field(
+        default=0,
+        ge=0,
+        description="Extension, not of the paper: learn again from the other agents' successes of so many iterations "
+        "before. 0: from this iteration's responses alone.",
+    )
     kl_coefficient: float = Field(
         default=0.0, ge=0, description="Weight of the k3 estimate of KL to the starting policy, on own responses only."
     )
@@ -160,6 +172,7 @@ class HacpoConfig(CreditConfig):
                 f"method {self.method!r} says what becomes of foreign responses; leave share_rollouts and "
                 "foreign_treatment at their defaults"
             )
+        self._check_extensions()
         log_weight = (1 + self.alpha) * self.max_abs_log_ratio
         if foreign_hacpo and not self.cross_clip and log_weight > LARGEST_LOG_WEIGHT:
             raise ValueError(
@@ -168,6 +181,25 @@ class HacpoConfig(CreditConfig):
                 f"exp({log_weight:g}), which overflows; keep (1 + alpha) * max_abs_log_ratio <= {LARGEST_LOG_WEIGHT:g}"
             )
         return self
+
+    def _check_extensions(self) -> None:
+        if self.foreign_failure_cap is not None and (not self.share_rollouts or self.method != "hacpo"):
+            raise ValueError(
+                f"foreign_failure_cap {self.foreign_failure_cap:g} limits the ratio of foreign failures, and this "
+                "config has none; set share_rollouts to true and method to hacpo, or leave it out"
+            )
+        if not self.replay_iterations:
+            return
+        if not self.learns_from_others or self.foreign_treatment == "as_own":
+            raise ValueError(
+                f"replay_iterations {self.replay_iterations} replays responses against their sampler's log-probs, and "
+                "this config learns from no such responses; choose a method that does, or leave it out"
+            )
+        if self.calibrated_share is not None:
+            raise ValueError(
+                f"replay_iterations {self.replay_iterations} with calibrated_share {self.calibrated_share:g}: the "
+                "window is chosen by log-probs of now, which replayed responses do not have; leave one of them out"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide a result; a calibrated share says which windows it is calibrated for.

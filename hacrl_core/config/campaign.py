@@ -172,6 +172,12 @@ class CampaignConfig(StrictConfig):
                 )
         if any(judge.agent is not None for judge in self.verify.judges):
             raise ValueError("verify: an agent that judges cannot be asked by other parties; use another verifier")
+        replays = next((a for a in self.agents if self.objective(a).replay_iterations), None)
+        if replays is not None:
+            raise ValueError(
+                f"algorithm.replay_iterations ({replays}): parties share a round's answers for that round alone; set "
+                "it to 0"
+            )
         if self.party is None:
             return
         if self.party.name not in self.parties:

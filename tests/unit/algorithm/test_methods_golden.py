@@ -127,3 +127,41 @@ def test_a_method_that_has_no_use_for_a_setting_refuses_it():
         preset("topr", foreign_treatment="as_own")
     with pytest.raises(ValueError, match="this config has none"):
         preset("topr", pessimistic=True)
+
+
+@pytest.mark.parametrize("cap", [1.0, 1.3])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("shared_gspo", {}), ("hacpo_pessimistic", {}), ("hacpo_pessimistic", {"alpha": 0.0}), ("hacpo", {})],
+)
+def test_failures_beyond_the_cap_teach_nothing(name, changes, cap):
+    """max(min(s·A, clip(s)·A), cap·A) for A < 0 in plain floats, times HACPO's damping; the gradient by differences."""
+    config = preset(name, foreign_failure_cap=cap, **changes)
+    omega, low, high = 0.8, *((1 - 3e-4, 1 + 4e-4) if name == "shared_gspo" else (0.8, 1.0))
+
+    def value(now, then, a, frozen):
+        s, kept = math.exp(now - then), math.exp(frozen - then)
+        clipped = min(max(s, low), high)
+        if name == "hacpo":
+            return clipped * min(max(kept, low), high) * omega * a
+        term = min(s * a, clipped * a)
+        term = max(term, cap * a) if a < 0 else term
+        return term if name == "shared_gspo" else term * min(kept, 1.0) ** config.alpha * omega
+
+    for now, then, a in ROWS:
+        learner = torch.tensor([now], dtype=torch.float64, requires_grad=True)
+        loss, terms = hacpo_loss(learner, [then], [a], [False], [omega], update_index=0, config=config)
+        loss.backward()
+        assert -loss.item() == pytest.approx(value(now, then, a, now), abs=1e-12)
+        slope = (value(now + 1e-6, then, a, now) - value(now - 1e-6, then, a, now)) / 2e-6
+        assert -learner.grad.item() == pytest.approx(slope, abs=1e-6)
+        assert terms.weight.item() * a == pytest.approx(slope, abs=1e-6)
+        assert terms.ratio.item() == pytest.approx(math.exp(now - then))
+        if a < 0 and math.exp(now - then) > cap:
+            assert (slope, bool(terms.above)) == (0, True)
+
+
+def test_only_where_foreign_failures_have_a_ratio_can_they_be_capped():
+    for name in ("gspo", "topr"):
+        with pytest.raises(ValueError, match="foreign_failure_cap 1"):
+            preset(name, foreign_failure_cap=1.0)

@@ -44,10 +44,13 @@ def test_gspo_xn_has_the_rollouts_that_n_agents_share():
 
 
 def test_only_a_result_that_changed_has_another_identity():
-    old = set(HacpoConfig.model_fields) - {"ratio_length", "gradient_cosine_every", "method"}
+    new = {"ratio_length", "gradient_cosine_every", "method", "foreign_failure_cap", "replay_iterations"}
+    old = set(HacpoConfig.model_fields) - new
     assert set(preset("hacpo").identity()) == old
     assert set(preset("hacpo", gradient_cosine_every=3).identity()) == old
     assert set(preset("hacpo", ratio_length="learner").identity()) == old | {"ratio_length"}
+    assert set(preset("hacpo", foreign_failure_cap=1.0).identity()) == old | {"foreign_failure_cap"}
+    assert set(preset("hacpo", replay_iterations=1).identity()) == old | {"replay_iterations"}
     assert set(preset("hacpo_calibrated").identity()) == old | {"calibrated_for"}
     assert set(preset("topr").identity()) == old | {"method", "method_version"}
 
