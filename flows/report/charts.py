@@ -4,6 +4,7 @@ The SVG has no colours or fonts of its own. They come from the page's style shee
 """
 
 import math
+import tempfile
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -259,6 +260,22 @@ def draw_learning_curves(history: History, folder: Path) -> Path | None:
     panels = [panel for section in sections(history) if section.key == "learning" for panel in section.panels]
     chosen = [panel for panel in panels if panel.key == "reward" or panel.key.startswith("accuracy-")]
     return draw_panels(tuple(chosen), history.agents, folder / LEARNING_CURVES) if chosen else None
+
+
+def known_learning_curves(folder: Path) -> Path | None:
+    """Return the picture in a campaign's folder; None if there is none, or the record is newer."""
+    drawn, record = folder / LEARNING_CURVES, folder / "stages.jsonl"
+    is_new = drawn.exists() and record.exists() and drawn.stat().st_mtime >= record.stat().st_mtime
+    return drawn if is_new else None
+
+
+def current_learning_curves(history: History, folder: Path) -> Path | None:
+    """Return the picture in a campaign's folder, drawn again if the record is newer: several pages show the same."""
+    if (known := known_learning_curves(folder)) is not None:
+        return known
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".drawing-") as place:
+        path = draw_learning_curves(history, Path(place))
+        return None if path is None else path.replace(folder / LEARNING_CURVES)
 
 
 def draw_sections(sections: list[Section], history: History, folder: Path) -> list[Path]:

@@ -372,10 +372,9 @@ def _show_disk_estimate(campaign: OpenCampaign) -> None:
 
 def _draw(campaign: OpenCampaign) -> Path | None:
     """Draw the learning curves, or return those of last time where nothing has happened since."""
-    from flows.report.charts import LEARNING_CURVES, draw_learning_curves
+    from flows.report.charts import current_learning_curves, known_learning_curves
 
-    drawn, record = campaign.record.folder / LEARNING_CURVES, campaign.record.folder / "stages.jsonl"
-    if drawn.exists() and drawn.stat().st_mtime >= record.stat().st_mtime:
-        return drawn
-    history = History(campaign.config, campaign.store, campaign.record.entries())
-    return draw_learning_curves(history, campaign.record.folder)
+    folder = campaign.record.folder
+    if (known := known_learning_curves(folder)) is not None:
+        return known
+    return current_learning_curves(History(campaign.config, campaign.store, campaign.record.entries()), folder)

@@ -6,6 +6,7 @@ writes to a log file in the home folder. It answers only who knows its password,
 in the environment of the campaign's own processes: a web page that finds the port can neither read nor command it.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -235,7 +236,10 @@ def main() -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    uvicorn.run(answer_only_to(_NAMES, create_app()), host="127.0.0.1", port=port, log_level="error")
+    app = answer_only_to(_NAMES, create_app())
+    # The garbage collector need not look through Prefect's modules again and again.
+    gc.freeze()
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 if __name__ == "__main__":

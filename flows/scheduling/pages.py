@@ -11,7 +11,6 @@ import contextvars
 import json
 import queue
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from uuid import UUID
 
 from flows.record.history import History, last
 from flows.record.record import Record
-from flows.report.charts import draw_learning_curves
+from flows.report.charts import current_learning_curves
 from flows.run.events import Listener, Listeners
 from flows.scheduling.api import told_gone
 from flows.scheduling.tally import Tally
@@ -123,7 +122,7 @@ class PrefectView(Listener):
     def _show_summary(self) -> None:
         history = History(self._config, self._store, self._record.entries())
         self._show_progress(history.done)
-        self._put("summary", "markdown", _markdown(history), f"Summary of {self._config.name}")
+        self._put("summary", "markdown", _markdown(history, self._record.folder), f"Summary of {self._config.name}")
 
     # -- Prefect ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +229,7 @@ def _rows(history: History) -> list[dict[str, Any]]:
     return rows
 
 
-def _markdown(history: History) -> str:
+def _markdown(history: History, folder: Path) -> str:
     config = history.config
     cost = history.cost()
     rows = _rows(history)
@@ -240,8 +239,7 @@ def _markdown(history: History) -> str:
     table = [titles, ["---"] * len(titles), *([str(row[title]) for title in titles] for row in rows)]
     body = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     picture = ""
-    with tempfile.TemporaryDirectory() as place:
-        if (path := draw_learning_curves(history, Path(place))) is not None:
-            encoded = base64.b64encode(path.read_bytes()).decode()
-            picture = f"\n\n![learning curves](data:image/png;base64,{encoded})"
+    if (path := current_learning_curves(history, folder)) is not None:
+        encoded = base64.b64encode(path.read_bytes()).decode()
+        picture = f"\n\n![learning curves](data:image/png;base64,{encoded})"
     return f"{head}{body}{picture}\n\nMore: `hacrl report {config.name}`, `hacrl export {config.name}/AGENT@best DIR`\n"

@@ -5,7 +5,6 @@ Files replace those of the same name, and inputs merge by their digest, so repla
 
 import getpass
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from flows.record.history import History
 from flows.record.record import Entry
-from flows.report.charts import draw_learning_curves
+from flows.report.charts import current_learning_curves
 from flows.report.examples import examples
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Manifest
@@ -53,8 +52,10 @@ def run_tags(config: CampaignConfig, agent: str) -> dict[str, str]:
 class Gallery:
     """The exhibits of one campaign. It starts with the campaign's history and is fed with new entries."""
 
-    def __init__(self, client: Any, history: History, runs: dict[str, str]) -> None:
+    def __init__(self, client: Any, history: History, runs: dict[str, str], folder: Path) -> None:
+        """``folder`` is the campaign's own, where its picture is."""
         self._client = client
+        self._folder = folder
         self._runs = runs
         self._config = history.config
         self._store = history.store
@@ -177,9 +178,8 @@ class Gallery:
 
         history = self._history()
         parent = self._runs[PARENT]
-        with tempfile.TemporaryDirectory() as place:
-            if (path := draw_learning_curves(history, Path(place))) is not None:
-                self._client.log_artifact(parent, str(path), "figures")
+        if (path := current_learning_curves(history, self._folder)) is not None:
+            self._client.log_artifact(parent, str(path), "figures")
         self._client.log_text(parent, render(history, "complete" if history.complete else "running"), PAGE)
 
     def _history(self) -> History:

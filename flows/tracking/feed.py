@@ -4,6 +4,8 @@ A server that is away, dies or hangs costs one warning. What could not be sent i
 missing at the end is sent by the next run or by ``hacrl track sync``: every call may be repeated without harm.
 """
 
+import functools
+import gc
 import queue
 import threading
 import time
@@ -28,7 +30,7 @@ PROBE_SECONDS = 3.0
 # A stopped campaign waits no longer than this.
 STOP_SECONDS = 5.0
 # Sending takes at most one part in so many of the campaign's time: short iterations are sent together.
-SEND_SHARE = 30
+SEND_SHARE = 100
 MAX_PAUSE_SECONDS = 60.0
 FIRST_RETRY_SECONDS = 15.0
 MAX_RETRY_SECONDS = 300.0
@@ -141,6 +143,7 @@ class Tracker:
             if self.projection is None:
                 probe(self._uri)
                 self.projection = self._open()
+                leave_to_itself()
             while self._pending:
                 self._pending[0](self.projection)
                 self._pending.popleft()
@@ -165,6 +168,16 @@ class Tracker:
                 f"MLflow: {problem}; training goes on and nothing is lost: the end of the run, the same command again, "
                 "or hacrl track sync fills MLflow in"
             )
+
+
+@functools.cache
+def leave_to_itself() -> None:
+    """Spare what is imported by now from the garbage collector, once for a process.
+
+    Prefect's and MLflow's modules are hundreds of thousands of objects that live to the end. Looking through them again
+    and again took a tenth of the CPU time of feeding MLflow.
+    """
+    gc.freeze()
 
 
 def first_line(problem: BaseException) -> str:

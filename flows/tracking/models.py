@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ LEFT_OUT = ("training/", "adapter/")
 _COPIED_BYTES = 1_000_000
 _TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template", "spiece")
 _PAGE = 100
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of an agent that becomes a logged model."""
+
+    agent: str
+    number: int
+    manifest: Manifest
+    # The artifact's folder.
+    source: Path
+    tags: Mapping[str, str]
 
 
 class LoggedModels:
@@ -52,36 +65,52 @@ class LoggedModels:
                     break
         return self._known.get(key)
 
-    def make(self, agent: str, number: int, manifest: Manifest, source: Path, tags: Mapping[str, str]) -> Any:
-        """Create the logged model of a version with its files, and link it to the runs of agent and campaign.
+    def make(self, versions: Sequence[Version]) -> list[Any]:
+        """Create the logged models of versions with their files, and link them to the runs of agent and campaign.
 
-        It is marked ready last; one that a killed process left unready is made again.
+        They are marked ready last; one that a killed process left unready is made again.
         """
-        known = self.find(manifest.key)
-        if known is not None and str(known.status) == "READY":
-            return known
-        if known is not None:
-            self.forget(manifest.key)
         from mlflow.entities import LoggedModelOutput
 
-        step = number + self._config.agents[agent].joins
+        found: dict[str, Any] = {v.manifest.key: self.find(v.manifest.key) for v in versions}
+        links: dict[str, list[Any]] = {}
+        unready = []
+        for version in versions:
+            key = version.manifest.key
+            if found[key] is not None and str(found[key].status) == "READY":
+                continue
+            if found[key] is not None:
+                self.forget(key)
+            model = found[key] = self._create(version)
+            unready.append((key, model))
+            for run in dict.fromkeys((self._runs[version.agent], self._runs[""])):
+                links.setdefault(run, []).append(LoggedModelOutput(model.model_id, self._step(version)))
+        # One call for all of them: each costs a transaction.
+        for run, outputs in links.items():
+            self._client.log_outputs(run, outputs)
+        for key, model in unready:
+            found[key] = self._client.finalize_logged_model(model.model_id, "READY")
+            if self._known is not None:
+                self._known[key] = found[key]
+        return [found[version.manifest.key] for version in versions]
+
+    def _create(self, version: Version) -> Any:
+        agent = version.agent
         model = self._client.create_logged_model(
             self._experiment,
             # These names take neither a dot nor a slash.
-            name=f"{self._config.name}-{agent}@{number}".replace(".", "_"),
+            name=f"{self._config.name}-{agent}@{version.number}".replace(".", "_"),
             source_run_id=self._runs[agent],
-            tags=dict(tags),
-            params={"algorithm": self._config.preset, "iteration": str(step)},
+            tags=dict(version.tags),
+            params={"algorithm": self._config.preset, "iteration": str(self._step(version))},
             model_type="agent",
         )
-        folder = self.folder(model)
-        write_flavour(folder, source, manifest, model.model_id, self._runs[agent], self._template(agent))
-        for run in dict.fromkeys((self._runs[agent], self._runs[""])):
-            self._client.log_outputs(run, [LoggedModelOutput(model.model_id, step)])
-        model = self._client.finalize_logged_model(model.model_id, "READY")
-        if self._known is not None:
-            self._known[manifest.key] = model
+        template = self._config.agents[agent].template_override
+        write_flavour(self.folder(model), version.source, version.manifest, model.model_id, self._runs[agent], template)
         return model
+
+    def _step(self, version: Version) -> int:
+        return version.number + self._config.agents[version.agent].joins
 
     def measure(self, agent: str, number: int, key: str, accuracy: Mapping[str, tuple[float, int, str]]) -> None:
         """Send a version's accuracy on each benchmark: the value, when it was measured, and the problems' digest."""
@@ -134,9 +163,6 @@ class LoggedModels:
         own = [Path(urllib.parse.unquote(address.path))] if address.scheme == "file" else []
         return [*own, self._place / model.model_id]
 
-    def _template(self, agent: str) -> str | None:
-        return self._config.agents[agent].template_override
-
 
 def write_flavour(
     folder: Path, source: Path, manifest: Manifest, model: str, run: str, chat_template: str | None
@@ -155,7 +181,7 @@ def write_flavour(
     generation = _json(weights / "generation_config.json")
     generation["eos_token_id"] = end_tokens(source)
     _replace(weights / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-    _replace(folder / "MLmodel", yaml.safe_dump(_description(folder, manifest, model, run), sort_keys=False))
+    _replace(folder / "MLmodel", _yaml(_description(folder, manifest, model, run)))
 
 
 def _description(folder: Path, manifest: Manifest, model: str, run: str) -> dict[str, Any]:
@@ -185,6 +211,11 @@ def _description(folder: Path, manifest: Manifest, model: str, run: str) -> dict
         "model_uuid": model,
         "run_id": run,
     }
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    """Return it as YAML; libyaml, where it is there, is many times as fast."""
+    return str(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False))
 
 
 def end_tokens(folder: Path) -> list[int]:

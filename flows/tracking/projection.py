@@ -97,7 +97,7 @@ class Projection:
         so_far = History(config, store, read_entries(folder))
         models = LoggedModels(self._client, self._experiment, config, self._runs, home.root / "mlartifacts" / "links")
         self._registry = Registry(self._client, so_far, uri, self._runs, models)
-        self._gallery = Gallery(self._client, so_far, self._runs)
+        self._gallery = Gallery(self._client, so_far, self._runs, folder)
         self._system = SystemLog(folder)
         # Name and step → agent → value and when it was measured.
         self._headlines: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}

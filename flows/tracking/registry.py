@@ -8,7 +8,7 @@ duplicates.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from flows.record.history import History
 from flows.record.record import ORIGINS, Entry
-from flows.tracking.models import LoggedModels
+from flows.tracking.models import LoggedModels, Version
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
@@ -90,6 +90,7 @@ class Registry:
     def flush(self) -> None:
         """Register new versions that have files, delete those that no longer have, and set the alias."""
         self._waiting = 0
+        self._models.make(self._new_versions())
         for agent, versions in self._versions.items():
             if not versions:
                 continue
@@ -112,13 +113,28 @@ class Registry:
                 self._models.measure(agent, number, self._versions[agent][number][1], found)
         self._unsent = {}
 
+    def _new_versions(self) -> list[Version]:
+        """Return the versions of all agents that have files and are not registered yet."""
+        return [
+            self._version(agent, number, stage, key)
+            for agent, versions in self._versions.items()
+            if versions
+            for known in [self._registered(self._model(agent))]
+            for number, (stage, key) in sorted(versions.items())
+            if key not in known and self._is_kept(stage, key)
+        ]
+
+    def _version(self, agent: str, number: int, stage: str, key: str) -> Version:
+        manifest, folder = self._store.manifest(stage, key), self._store.folder(stage, key)
+        return Version(agent, number, manifest, folder, self._tags(agent, number, manifest, folder))
+
     def _create(self, agent: str, number: int, stage: str, key: str) -> None:
         """Create the logged model of a version, and register it; MLflow's numbers begin at 1, so not the first one."""
-        manifest, name = self._store.manifest(stage, key), self._model(agent)
-        tags = self._tags(agent, number, manifest, self._store.folder(stage, key))
-        model = self._models.make(agent, number, manifest, self._store.folder(stage, key), tags)
+        version, name = self._version(agent, number, stage, key), self._model(agent)
+        [model] = self._models.make([version])
         if number == 0:
             return
+        tags = version.tags
         done = self._register(agent, number, model, tags)
         # Numbers of versions that are not kept are left out, so that number and iteration agree.
         while int(done.version) < number:
@@ -126,7 +142,7 @@ class Registry:
             done = self._register(agent, number, model, tags)
         self._known[name][key] = int(done.version)
 
-    def _register(self, agent: str, number: int, model: Any, tags: dict[str, str]) -> Any:
+    def _register(self, agent: str, number: int, model: Any, tags: Mapping[str, str]) -> Any:
         version = f"{self._config.name}/{agent}@{number}"
         return self._client.create_model_version(
             self._model(agent),

@@ -3,6 +3,9 @@
 A trace's id is a digest of the campaign, the artifact and the rollout. A replay finds it again, so it adds nothing, and
 a database that was lost gets the same traces. The sample is drawn by the prompts' digests: every agent's traces of an
 iteration answer the same prompts, and neither the verdict nor the length of a response decides.
+
+A trace costs MLflow's database more than a short iteration should pay. So the first iterations all have traces, and
+later ones as often as there are some seconds of generation behind them, by the manifests: a replay chooses the same.
 """
 
 import hashlib
@@ -28,6 +31,10 @@ ROLLOUT = "hacrl.rollout"
 _PAGE = 500
 # Characters of prompt and response in the list of traces.
 _PREVIEW = 1000
+# So many iterations have traces, however short they are.
+FIRST = 5
+# After those, so many seconds of generation lie between two iterations with traces.
+SECONDS_APART = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,22 +75,50 @@ class Traces:
         self._labels: dict[str, list[Label]] = {}
         for label in labels:
             self._labels.setdefault(label.trace, []).append(label)
-        self._entries = {_place(f.entry): f.entry for f in history.finished if not f.entry.variant}
+        # Of iterations whose traces are not sent yet.
+        self._entries: dict[tuple[str, str, int | None], Entry] = {}
+        # Iteration → agent → seconds of generation.
+        self._generated: dict[int, dict[str, float]] = {}
+        for finished in history.finished:
+            self._note(finished.entry, finished.manifest)
         self._sent: set[int] = set()
         self._known: set[str] | None = None
 
     def log(self, entries: Iterable[Entry]) -> None:
         """Send the traces of the iterations that these entries complete."""
+        if not self._config.tracking.traces:
+            return
         touched = set()
         for entry in entries:
-            if entry.iteration is not None and not entry.variant:
-                self._entries[_place(entry)] = entry
+            if entry.iteration is not None and entry.iteration not in self._sent:
+                self._note(entry, None)
                 touched.add(entry.iteration)
-        ready = [i for i in sorted(touched - self._sent) if self._config.tracking.traces and self._is_ready(i)]
-        found = [one for iteration in ready for one in self._sampled(iteration)]
+        ready = [iteration for iteration in sorted(touched) if self._is_ready(iteration)]
+        found = [one for iteration in ready if self._is_shown(iteration) for one in self._sampled(iteration)]
         if found:
             self._send(found)
         self._sent.update(ready)
+        self._entries = {place: entry for place, entry in self._entries.items() if place[2] not in self._sent}
+
+    def _note(self, entry: Entry, manifest: Manifest | None) -> None:
+        """Remember an entry, and how long the responses took."""
+        if entry.iteration is None or entry.variant:
+            return
+        self._entries[_place(entry)] = entry
+        if entry.stage == "generate":
+            try:
+                seconds = (manifest or self._store.manifest(entry.stage, entry.key)).provenance.seconds
+            except ArtifactError:
+                seconds = 0.0
+            self._generated.setdefault(entry.iteration, {})[entry.agent] = seconds
+
+    def _is_shown(self, iteration: int) -> bool:
+        """Whether an iteration has traces: a multiple of the seconds between two passes during it."""
+        if iteration < FIRST:
+            return True
+        before = sum(sum(each.values()) for i, each in self._generated.items() if i < iteration)
+        after = before + sum(self._generated.get(iteration, {}).values())
+        return after // SECONDS_APART > before // SECONDS_APART
 
     def _is_ready(self, iteration: int) -> bool:
         agents = self._config.present(iteration)

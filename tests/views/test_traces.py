@@ -15,6 +15,7 @@ from flows.record.feedback import Label, read_labels
 from flows.record.record import read_entries
 from flows.report.page import write_report
 from flows.tracking.feedback import meaning, show_feedback
+from flows.tracking.projection import Projection
 from flows.tracking.system import NAME, SystemSampler
 from flows.tracking.traces import stored_table
 from flows.views.rollouts import show_rollouts
@@ -120,6 +121,32 @@ def test_a_lost_database_gets_the_same_traces_and_what_people_said(mine, tracked
     assert traces_in_new_database(mine) == {}
     project(mine, tracked[1])
     assert content(traces_in_new_database(mine)) == before
+
+
+@pytest.mark.parametrize("by_iteration", [True, False])
+def test_short_iterations_share_traces_and_a_replay_chooses_the_same(own, tracked, monkeypatch, by_iteration):
+    entries = read_entries(own.campaign("seen"))
+    store = Store(own.store)
+    generated = [0.0, 0.0, 0.0]
+    for entry in entries:
+        if entry.stage == "generate":
+            generated[entry.iteration] += store.manifest("generate", entry.key).provenance.seconds
+    # The seconds are full in the middle of the third iteration, and the first has traces in any case.
+    monkeypatch.setattr("flows.tracking.traces.FIRST", 1)
+    monkeypatch.setattr("flows.tracking.traces.SECONDS_APART", sum(generated[:2]) + generated[2] / 2)
+    shutil.copyfile(tracked[0].root / "blank.db", own.root / "mlflow.db")
+    if by_iteration:
+        record = own.campaign("seen") / "stages.jsonl"
+        lines = record.read_text()
+        record.write_text("")
+        projection = Projection(tracked[1], store, own.tracking_uri, own)
+        for n in (None, 0, 1, 2):
+            projection.log([entry for entry in entries if entry.iteration == n])
+        record.write_text(lines)
+    project(own, tracked[1])
+    found = traces(own).values()
+    assert {trace.info.tags["hacrl.iteration"] for trace in found} == {"1", "3"}
+    assert len(found) == 2 * 2 * tracked[1].tracking.traces
 
 
 def traces_in_new_database(home: Home):
