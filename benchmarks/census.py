@@ -1,7 +1,7 @@
 """The ratios of two real models, SmolLM2-135M-Instruct and gemma-3-270m, before any training.
 
     python benchmarks/census.py [--home FOLDER] [--problems FILE] [--prompts 32] [--group 4] [--tokens 96]
-                                [--cosine smol] [--smol FOLDER] [--gemma FOLDER]
+                                [--examples 2] [--batch 64] [--cosine smol] [--smol FOLDER] [--gemma FOLDER]
 
 One iteration of an ordinary HACPO campaign runs through the store: adopt, sample, generate, verify, score, credit. The
 update is left out. The figures are computed from the tables that it would read:
@@ -12,10 +12,10 @@ update is left out. The figures are computed from the tables that it would read:
 * for the learners named by ``--cosine``: the cosine between the gradients of own and foreign responses, over all rows
   that have an advantage, as the update stage measures it.
 
-Both models answer word problems in float32 at temperature 1, with two worked examples in front. By default the
-problems are made by code. ``--problems`` reads a JSONL file with the columns ``problem`` and ``answer``. ``--smol`` and
-``--gemma`` take checkpoints in place of the packages. A second run answers from the store. Needs ``make
-.venv/census-ready``. Ends with one JSON line.
+Both models answer word problems in float32 at temperature 1, with worked examples in front (``--examples``). By default
+the problems are made by code. ``--problems`` reads a JSONL file with the columns problem and answer. ``--batch``
+responses are sampled at a time, and two batches survive a kill. ``--smol`` and ``--gemma`` take checkpoints in place of
+the packages. A second run answers from the store. Needs ``make .venv/census-ready``. Ends with one JSON line.
 """
 
 import argparse
@@ -39,19 +39,6 @@ EXAMPLES = (
         "A bakery sells 20 cakes on Monday and half as many on Tuesday. How many cakes does it sell in all?",
         "On Tuesday it sells 20/2=10 cakes. In all it sells 20+10=30 cakes. The answer is \\boxed{30}.",
     ),
-)
-SMOL_TEMPLATE = (
-    "".join(
-        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
-        for question, answer in EXAMPLES
-    )
-    + "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-GEMMA_TEMPLATE = (
-    "{{ bos_token }}"
-    + "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in EXAMPLES)
-    + "{% for message in messages %}{{ 'Question: ' + message.content + '\nAnswer:' }}{% endfor %}"
 )
 Length = Literal["own", "sampler", "learner"]
 LENGTHS: tuple[Length, ...] = ("own", "sampler", "learner")
@@ -95,6 +82,26 @@ def _problem(kind: int, rng: random.Random) -> tuple[str, int]:
     riders = c + rng.randint(5, 30)
     return f"A bus has {riders} riders. At the next stop {c} riders get off and {a} riders get on. How many riders " \
            "are on the bus now?", riders - c + a  # fmt: skip
+
+
+def smol_template(examples: int) -> str:
+    """Return SmolLM2's chat template with so many worked examples in front."""
+    shown = "".join(
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+        for question, answer in EXAMPLES[:examples]
+    )
+    return (
+        shown
+        + "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
+
+def gemma_template(examples: int) -> str:
+    """Return a template for gemma, which has none: questions and answers, so many worked ones in front."""
+    shown = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in EXAMPLES[:examples])
+    asked = "{% for message in messages %}{{ 'Question: ' + message.content + '\nAnswer:' }}{% endfor %}"
+    return "{{ bos_token }}" + shown + asked
 
 
 # -------------------- Figures: pure functions of the tables ---------------------------------------
@@ -192,15 +199,15 @@ def campaign_of(options: argparse.Namespace) -> Any:
             "agents": {
                 "smol": {
                     "checkpoint": {"path": str(options.smol)} if options.smol else smol,
-                    "chat_template": SMOL_TEMPLATE,
+                    "chat_template": smol_template(options.examples),
                 },
                 "gemma": {
                     "checkpoint": {"path": str(options.gemma)} if options.gemma else _gemma(home),
-                    "chat_template": GEMMA_TEMPLATE,
+                    "chat_template": gemma_template(options.examples),
                     "generate": {"stop_strings": ["\n"]},
                 },
             },
-            "generate": {"max_tokens": options.tokens, "batch_size": 64},
+            "generate": {"max_tokens": options.tokens, "batch_size": options.batch},
             "verify": {"truncated": "complete_only"},
             "algorithm": {"preset": "hacpo", "gradient_cosine": True, "measure_kl": False},
             # Sampling in float32 gives what a pass of its own would give.
@@ -369,6 +376,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--examples", type=int, choices=(0, 1, 2), default=2, help="worked examples in front")
+    parser.add_argument("--batch", type=int, default=64, help="responses sampled at a time; two batches are a shard")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cosine", nargs="*", choices=("smol", "gemma"), default=["smol"])
     parser.add_argument("--smol", type=Path, default=None, help="a checkpoint folder in place of the package")

@@ -216,8 +216,9 @@ def main() -> None:
     options = parser.parse_args()
     home = Home.find(options.home)
     reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in SWEEPS}
-    greedy = load_sweep(options.sweeps / "even.yaml", ["benchmark=greedy"])
-    reports["even-greedy"] = make_report(greedy, home.root)
+    for name in ("even", "even-longer"):
+        greedy = load_sweep(options.sweeps / f"{name}.yaml", ["benchmark=greedy"])
+        reports[f"{name}-greedy"] = make_report(greedy, home.root)
     write_page({name: report for name, report in reports.items() if report.results}, options.docs)
 
 

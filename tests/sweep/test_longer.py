@@ -1,0 +1,59 @@
+"""The page of the longer run: which seeds count, what the claims compare, and their family."""
+
+import csv
+import itertools
+
+import longer
+import pytest
+
+LEAD = {"gspo": (0.0, 0.0), "gspo_x2": (0.0, 0.01), "hacpo": (0.02, 0.03), "shared_gspo": (0.05, 0.02)}
+AGENTS = {"ada": -0.03, "ben": 0.03}
+
+
+def write(folder, seeds, *, without=(), wobble=0.001):
+    """Curves with known leads after 20 and 40 iterations; shared GSPO's entropy falls, the others' does not."""
+    with (folder / "even-longer-curves.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["variant", "seed", "agent", "iterations_done", "accuracy", "own_logprob"])
+        for method, seed, (agent, off) in itertools.product(LEAD, seeds, AGENTS.items()):
+            end = 21 if (method, seed) in without else 41
+            for step in range(end):
+                noise = wobble * ((seed * 7 + len(method)) % 5)
+                lead = dict(zip((20, 40), LEAD[method], strict=True)).get(step, 0.0)
+                entropy = 0.1 - (0.001 * step if method == "shared_gspo" else 0) + wobble * (seed % 3)
+                accuracy = 0.5 + off + lead + noise if step % 20 == 0 else ""
+                writer.writerow([method, seed, agent, step, accuracy, -entropy if step else ""])
+    return longer.read_run(folder=folder)
+
+
+def test_a_seed_counts_if_both_methods_have_it(tmp_path):
+    run = write(tmp_path, range(1, 10), without={("shared_gspo", 4), ("hacpo", 5)})
+    assert run.seeds == (1, 2, 3, 5, 6, 7, 8, 9)
+    assert run.shared("hacpo") == (1, 2, 3, 6, 7, 8, 9)
+    assert run.lead("hacpo", 40).seeds == 7
+    assert run.at("gspo", 0)[0] == pytest.approx(0.5 + 0.001 * ((1 * 7 + 4) % 5))
+
+
+def test_claims_compare_what_the_protocol_says(tmp_path):
+    run = write(tmp_path, range(1, 10))
+    higher, shrinks, entropy = longer.claims(run)
+    assert [a.answer for a in (higher, shrinks, entropy)] == ["yes"] * 3
+    assert 100 * higher.difference.mean == pytest.approx(2, abs=0.2)
+    assert 100 * shrinks.difference.mean == pytest.approx(-3)
+    # Iterations 36 to 40 have the mean 38.
+    assert entropy.difference.mean == pytest.approx(-0.038)
+    assert entropy.p == pytest.approx(3 * 2 / 2**9)  # the smallest p of nine seeds, the first of three
+    page = longer.page(run)
+    assert "too few" not in page
+    assert "-3.00 (-3.00 to -3.00) points" in page
+
+
+def test_six_seeds_show_nothing_and_the_page_says_so(tmp_path):
+    run = write(tmp_path, range(1, 7))
+    assert {a.answer for a in longer.claims(run)} == {"not shown"}
+    assert "**6 seeds are too few**" in longer.page(run)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    longer.draw(write(tmp_path, range(1, 9)), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
