@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hacrl_core.config.sweep import load_sweep
+from hacrl_core.methods import METHODS
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
 SWEEPS = sorted(p for p in FOLDER.rglob("*.yaml") if not p.stem.endswith("-pair") or p.parent != FOLDER)
@@ -56,6 +57,34 @@ def test_the_longer_run_of_the_even_pair_changes_its_length_alone():
         assert cell.config.iterations == 40
         same = short[cell.variant, cell.seed]
         assert cell.config.model_copy(update={"iterations": 20, "name": same.name}) == same
+
+
+def test_more_methods_and_switches_run_on_the_even_pair_as_it_is():
+    even = {(c.variant, c.seed): c.config for c in load_sweep(FOLDER / "even.yaml").cells}
+    methods = load_sweep(FOLDER / "even-methods.yaml")
+    presets = {c.config.preset for c in methods.cells}
+    assert presets - {"hacpo_pessimistic", "hacpo_calibrated", "gspo", "gspo_x2"} == set(METHODS)
+    for cell in (*methods.cells, *load_sweep(FOLDER / "switches.yaml").cells):
+        same = even["hacpo", cell.seed]
+        assert (cell.config.agents, cell.config.evaluate, cell.config.problems) == (
+            same.agents,
+            same.evaluate,
+            same.problems,
+        )
+        if (cell.variant, cell.seed) in even:
+            twin = even[cell.variant, cell.seed]
+            assert cell.config.model_copy(update={"name": twin.name}) == twin
+
+
+def test_three_agents_have_a_rival_with_as_many_answers_and_updates():
+    cells = {c.variant: c.config for c in load_sweep(FOLDER / "even-three.yaml").cells if c.seed == 201}
+    for name, config in cells.items():
+        samplers = len(config.agents) if config.objective("ada").share_rollouts else 1
+        answers = config.group_size * samplers
+        assert config.update.minibatch_order == "mixed"
+        # Answers in an update, and answers that a learner learns from in an iteration.
+        assert config.minibatch_size("ada") * answers == 96
+        assert config.prompts_per_iteration * answers == 24 * 8 * (1 if name == "gspo" else 3)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
