@@ -230,13 +230,13 @@ def cells_csv(results: Sequence[CellResult]) -> str:
 
 
 def curves_csv(results: Sequence[CellResult]) -> str:
-    """Write every point of the learning curves; minus ``own_logprob`` estimates the entropy per token."""
-    head = ["variant", "seed", "agent", "iterations_done", "accuracy", "reward", "responses", "tokens", "own_logprob"]
+    """Write every point of the learning curves."""
+    head = ["variant", "seed", "agent", "iterations_done", "accuracy", "reward", "responses", "tokens"]
     rows: list[list[object]] = []
     for r in results:
         for name, a in r.agents.items():
             for step in sorted(a.accuracy.keys() | a.reward.keys()):
-                series = (a.accuracy, a.reward, a.responses, a.tokens, a.metrics.get(SHOWN["own_logprob"], {}))
+                series = (a.accuracy, a.reward, a.responses, a.tokens)
                 rows.append([r.variant, r.seed, name, step, *(s.get(step) for s in series)])
     return _csv(head, rows)
 

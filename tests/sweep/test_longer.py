@@ -12,17 +12,18 @@ AGENTS = {"ada": -0.03, "ben": 0.03}
 
 def write(folder, seeds, *, without=(), wobble=0.001):
     """Curves with known leads after 20 and 40 iterations; shared GSPO's entropy falls, the others' does not."""
-    with (folder / "even-longer-curves.csv").open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(["variant", "seed", "agent", "iterations_done", "accuracy", "own_logprob"])
+    with (folder / "even-longer-curves.csv").open("w") as curves, (folder / "even-longer-entropy.csv").open("w") as own:
+        rewards, logprobs = csv.writer(curves), csv.writer(own)
+        rewards.writerow(["variant", "seed", "agent", "iterations_done", "accuracy"])
+        logprobs.writerow(["variant", "seed", "agent", "iterations_done", "own_logprob"])
         for method, seed, (agent, off) in itertools.product(LEAD, seeds, AGENTS.items()):
-            end = 21 if (method, seed) in without else 41
-            for step in range(end):
+            for step in range(21 if (method, seed) in without else 41):
                 noise = wobble * ((seed * 7 + len(method)) % 5)
                 lead = dict(zip((20, 40), LEAD[method], strict=True)).get(step, 0.0)
                 entropy = 0.1 - (0.001 * step if method == "shared_gspo" else 0) + wobble * (seed % 3)
-                accuracy = 0.5 + off + lead + noise if step % 20 == 0 else ""
-                writer.writerow([method, seed, agent, step, accuracy, -entropy if step else ""])
+                rewards.writerow([method, seed, agent, step, 0.5 + off + lead + noise if step % 20 == 0 else ""])
+                if step:
+                    logprobs.writerow([method, seed, agent, step, -entropy])
     return longer.read_run(folder=folder)
 
 

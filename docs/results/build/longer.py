@@ -61,23 +61,25 @@ class Run:
 
 def read_run(name: str = "even-longer", folder: Path = RESULTS) -> Run:
     """Read the committed curves."""
-    found: dict[str, dict[str, dict[int, dict[int, list[float]]]]] = {"accuracy": {}, "own_logprob": {}}
-    with (folder / f"{name}-curves.csv").open() as lines:
-        for row in csv.DictReader(lines):
-            for column, curves in found.items():
-                if row[column]:
-                    seeds = curves.setdefault(row["variant"], defaultdict(lambda: defaultdict(list)))
-                    seeds[int(row["seed"])][int(row["iterations_done"])].append(float(row[column]))
-    accuracy, logprob = (
-        {
-            m: {s: {i: float(np.mean(v)) for i, v in steps.items()} for s, steps in seeds.items()}
-            for m, seeds in c.items()
-        }
-        for c in found.values()
-    )
+    accuracy = _curves(folder / f"{name}-curves.csv", "accuracy")
+    logprob = _curves(folder / f"{name}-entropy.csv", "own_logprob")
     entropy = {m: {s: {i: -v for i, v in steps.items()} for s, steps in seeds.items()} for m, seeds in logprob.items()}
     there = [{s for s, steps in accuracy.get(m, {}).items() if LATE in steps} for m in (ALONE, SHARING)]
     return Run(tuple(sorted(set.intersection(*there))), accuracy, entropy)
+
+
+def _curves(file: Path, column: str) -> Curves:
+    """Read one column: the mean over the agents."""
+    found: dict[str, dict[int, dict[int, list[float]]]] = {}
+    with file.open() as lines:
+        for row in csv.DictReader(lines):
+            if row[column]:
+                seeds = found.setdefault(row["variant"], defaultdict(lambda: defaultdict(list)))
+                seeds[int(row["seed"])][int(row["iterations_done"])].append(float(row[column]))
+    return {
+        method: {seed: {i: float(np.mean(both)) for i, both in steps.items()} for seed, steps in seeds.items()}
+        for method, seeds in found.items()
+    }
 
 
 @dataclass(frozen=True)

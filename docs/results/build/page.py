@@ -21,7 +21,7 @@ from flows.home import Home
 from flows.sweep.cells import STAGES
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweep.report import SweepReport, cells_csv, curves_csv, make_report, summary_csv
-from flows.sweep.results import BOTH, DIAGNOSTICS, AgentResult, CellResult
+from flows.sweep.results import BOTH, DIAGNOSTICS, SHOWN, AgentResult, CellResult
 from flows.sweep.statistics import Comparison
 from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
@@ -260,6 +260,18 @@ def _write_files(name: str, report: SweepReport, folder: Path) -> None:
         (folder / f"{name}-curves.csv").write_text(curves_csv(report.results))
         draw_curves(report.results, report.variants, report.labels, report.agents, folder / f"{name}-curves.png")
         draw_costs(report.results, report.variants, report.labels, folder / f"{name}-costs.png")
+    if name == "even-longer":
+        (folder / f"{name}-entropy.csv").write_text(entropy_csv(report.results))
+
+
+def entropy_csv(results: Sequence[CellResult]) -> str:
+    """Write the mean log-prob of own responses by iteration; minus it estimates the entropy per token."""
+    lines = ["variant,seed,agent,iterations_done,own_logprob"]
+    for r in results:
+        for name, agent in r.agents.items():
+            series = agent.metrics[SHOWN["own_logprob"]]
+            lines += [f"{r.variant},{r.seed},{name},{step},{series[step]:.6g}" for step in sorted(series)]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
