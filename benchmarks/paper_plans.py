@@ -43,7 +43,7 @@ def tables() -> str:
         config = load_config(path, CampaignConfig)
         plans = [make_plan(config, parse_cluster(text, rates), rates) for text in CLUSTERS]
         fast, slow = plans
-        idle = [max(plan.idle_share or 0.0, 0.0) for plan in plans]
+        idle = [plan.idle_share or 0.0 for plan in plans]
         rows.append(
             f"| {config.name} | {fast.iteration_seconds:.0f} s / {slow.iteration_seconds:.0f} s | "
             f"{fast.campaign_seconds / 3600:.1f} h / {slow.campaign_seconds / 3600:.1f} h | "

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flows.doctor.faults import first_problem, place_of, shared_faults, software_faults
 from flows.plan.plan import memory_of, share_faults
+from flows.plan.rates import engine_gpus
 from flows.views.text import gib
 from hacrl_core.agents.adoption import read_origin
 from hacrl_core.agents.warmstart import corpus_and_tokenizer, make_model
@@ -41,8 +42,9 @@ class Checkup:
     memory: Estimate | None = None
     # Bytes in the host's memory that update.offload keeps there.
     offloaded: int = 0
-    # The device on which it scores and learns.
+    # The device on which it scores and learns, the first of them where there are several.
     place: str = "cpu"
+    devices: tuple[str, ...] = ()
     fingerprint: str = ""
     faults: list[str] = field(default_factory=list)
 
@@ -85,13 +87,25 @@ def _check(config: CampaignConfig, agent: str, problem: Problem) -> Checkup:
     except HacrlError as fault:
         checkup.faults.append(str(fault))
         return checkup
+    if device_fault:
+        return checkup  # whether it would fit is a question to `hacrl plan`
     generate = config.generation(agent)
     longest = generate.max_prompt_tokens or checkup.prompt_tokens
-    total = total_bytes(checkup.place)
+    checkup.devices = _devices(config, agent, checkup.place)
+    total = min(map(total_bytes, checkup.devices))
     checkup.memory = memory_of(config, shape, agent, longest, total)
     checkup.offloaded = host_bytes(shape, config.training(agent))
     checkup.faults += share_faults(config, shape, agent, total)
     return checkup
+
+
+def _devices(config: CampaignConfig, agent: str, place: str) -> tuple[str, ...]:
+    """Return the devices that an agent fills: its GPUs as far as its ranks and its engine reach, else its place."""
+    gpus = config.agents[agent].gpus
+    if not place.startswith("cuda") or not gpus:
+        return (place,)
+    reach = max(config.training(agent).ranks, engine_gpus(config.generation(agent)))
+    return tuple(f"cuda:{gpu}" for gpu in gpus[:reach])
 
 
 def _load(config: CampaignConfig, agent: str, checkup: Checkup) -> tuple[Any, tuple[int, ...], Shape]:
@@ -229,7 +243,7 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
     table.add_column("")
     faults = []
     for place, there in places.items():
-        free = free_bytes(place)
+        fullest, free = _fullest({device for c in checkups if c.place == place for device in c.devices})
         highest = [memory.highest for _, memory in there]
         need = sum(highest) if place == "cpu" else max(highest)
         fits = free is None or need <= free
@@ -240,7 +254,7 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
         if not fits:
             names = " and ".join(agent for agent, _ in there)
             faults.append(
-                f"{place}: {names} need about {gib(need)} GiB, {gib(free or 0)} are free; "
+                f"{fullest}: {names} need about {gib(need)} GiB, {gib(free or 0)} are free; "
                 "spread it over more GPUs (update.ranks), lower update.token_budget, generate.batch_size or "
                 "engine.memory_share, set update.gradient_checkpointing, or train adapters (update.lora)"
             )
@@ -255,6 +269,12 @@ def _show_memory(console: Console, config: CampaignConfig, checkups: list[Checku
         console.print(table)
         console.print()
     return faults
+
+
+def _fullest(devices: set[str]) -> tuple[str, int | None]:
+    """Return the device with the least free memory, and how much that is; None if it is unknown."""
+    free = {device: free_bytes(device) for device in sorted(devices)}
+    return min(free.items(), key=lambda found: -1 if found[1] is None else found[1])
 
 
 def total_bytes(place: str) -> int:

@@ -74,7 +74,8 @@ def place_of(settings: AgentConfig) -> tuple[str, str | None]:
     count = torch.cuda.device_count()
     missing = [str(gpu) for gpu in settings.gpus if gpu >= count]
     if missing:
-        return "cpu", f"GPU {', '.join(missing)} does not exist, this machine has {count}; correct gpus"
+        what = f"GPU {missing[0]} does" if len(missing) == 1 else f"GPUs {', '.join(missing)} do"
+        return "cpu", f"{what} not exist, this machine has {count}; correct gpus"
     seen = settings.gpus or tuple(range(count))
     wanted = settings.device
     if wanted == "auto":

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from flows.doctor import smoke_parts as parts
 from flows.doctor.smoke_parts import Skipped
+from hacrl_core.instructions import settle_instructions
 
 # Of one part. A healthy machine needs a tenth of it; ranks that hang need more than NCCL's abort takes.
 LIMIT_SECONDS = 600
@@ -31,11 +34,13 @@ PACKAGES = ("hacrl", "torch", "transformers", "triton", "peft")
 
 def run_smoke(console: Console, out: Path, device: str = "auto") -> int:
     """Run every part, print a line for each, write the file; return 1 if a part failed."""
+    if line := settle_instructions():
+        console.print(line)
+    transformers.utils.logging.disable_progress_bar()
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     report: dict[str, Any] = {"format": 1, "time": time.time(), "device": str(where), "machine": machine()}
     report["parts"] = {}
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    marks = {"ok": "[green]ok[/green]", "failed": "[red]failed[/red]", "skipped": "[yellow]skipped[/yellow]"}
+    marks = {"ok": "green", "failed": "red", "skipped": "yellow"}
     with tempfile.TemporaryDirectory(prefix="hacrl-smoke-") as folder:
         for name, part in PARTS.items():
             # If the process ends in a part (a crash in a driver, a group of ranks that hangs), the file names it.
@@ -44,13 +49,19 @@ def run_smoke(console: Console, out: Path, device: str = "auto") -> int:
             with _limit(report, name, out):
                 found = _run(part, where, Path(folder))
             report["parts"][name] = found
-            detail = found.get("why") or ", ".join(f"{key} {value}" for key, value in found["found"].items())
-            table.add_row(marks[found["state"]], name, detail, f"{found['seconds']:.1f} s")
-    console.print(table)
+            line = f" {name} ({found['seconds']:.1f} s)"
+            console.print(Text.assemble((f"{found['state']:7}", marks[found["state"]]), line))
+            detail = found.get("why") or ", ".join(f"{key} {_short(value)}" for key, value in found["found"].items())
+            console.print(Padding(Text(detail, style="dim"), (0, 0, 0, 8)))
     _write(report, out)
     states = [found["state"] for found in report["parts"].values()]
     console.print(f"{out}: {states.count('ok')} ok, {states.count('skipped')} skipped, {states.count('failed')} failed")
     return int(report["state"] == "failed")
+
+
+def _short(value: Any) -> str:
+    """Return a number as people read it; the file has all of its digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 PARTS: dict[str, Callable[[torch.device, Path], dict[str, Any]]] = {

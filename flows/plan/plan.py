@@ -14,8 +14,8 @@ from hacrl_core.errors import ConfigError
 from hacrl_core.learning.memory import Estimate, beside, estimate, on_one_host, together
 from hacrl_core.learning.shape import Shape
 
-# Enough to see the rhythm of a campaign; the rest repeats it.
-SIMULATED_ITERATIONS = 6
+# A longer campaign goes on as these iterations do on average, benchmarks and gradient cosines included.
+SIMULATED_ITERATIONS = 300
 _CLUSTER = re.compile(r"^(?:(\d+)x)?(\d+)x([A-Za-z0-9_-]+)$")
 
 
@@ -93,11 +93,11 @@ def default_cluster(config: CampaignConfig) -> str:
 
 
 def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
-    """Simulate a few iterations of the campaign and add them up."""
+    """Simulate the campaign and add it up."""
     work = workload_of(config, cluster.device, cluster.gpus)
     shown = min(config.iterations, SIMULATED_ITERATIONS)
     simulation = simulate(record_graph(config, shown), work, rates)
-    typical = max(0, shown - 2)
+    typical = simulation.typical_iteration
     size = int(rates.devices[cluster.device].memory_gb * GIGA) if cluster.gpus else 0
     memory = {agent: _memory(config, work, rates, agent, size) for agent in config.agents}
     versions = {agent: version_bytes(work.shapes[agent], config.training(agent)) for agent in config.agents}
@@ -108,7 +108,7 @@ def make_plan(config: CampaignConfig, cluster: Cluster, rates: Rates) -> Plan:
         stages=tuple(_stages(simulation, typical, memory, work)),
         critical_path=tuple(path),
         iteration_seconds=simulation.iteration_seconds,
-        campaign_seconds=simulation.seconds + (config.iterations - shown) * simulation.iteration_seconds,
+        campaign_seconds=simulation.seconds + (config.iterations - shown) * simulation.mean_iteration_seconds,
         idle_share=simulation.idle_share(cluster.gpus) if cluster.gpus else None,
         version_bytes=versions,
         disk_bytes=_disk(config, work, rates, versions),
@@ -188,9 +188,8 @@ def _faults(
     for agent, settings in config.agents.items():
         missing = [str(gpu) for gpu in settings.gpus if gpu >= cluster.gpus]
         if cluster.gpus and missing:
-            faults.append(
-                f"agent {agent}: GPU {', '.join(missing)} is beyond {cluster.text}; correct agents.{agent}.gpus"
-            )
+            what = f"GPU {missing[0]} is" if len(missing) == 1 else f"GPUs {', '.join(missing)} are"
+            faults.append(f"agent {agent}: {what} beyond {cluster.text}; correct agents.{agent}.gpus")
         faults += [f"agent {agent}: {fault}" for fault in share_faults(config, shapes[agent], agent, size)]
         for stage in ("generate", "score", "update"):
             need = getattr(memory[agent], stage)

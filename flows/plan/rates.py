@@ -40,10 +40,10 @@ class Rates(StrictConfig):
     """Rates and fixed costs. A user's file is merged over the defaults."""
 
     devices: dict[str, DeviceRates] = Field(description="By name, as in --cluster 8xH100.")
-    write_gbps: PositiveFloat = Field(2.5, description="Writing and syncing an artifact, GB/s.")
+    write_gbps: PositiveFloat = Field(2.5, description="Writing and syncing an artifact, GB/s, however many ranks.")
     read_gbps: PositiveFloat = Field(3.0, description="Reading weights into a process, GB/s.")
     hash_gbps: PositiveFloat = Field(1.4, description="sha256 of one thread, GB/s.")
-    hash_threads: PositiveFloat = Field(1.0, description="Threads that hash one artifact.")
+    hash_threads: PositiveFloat = Field(1.0, description="Threads that hash a version of one rank.")
     engine_start_seconds: NonNegativeFloat = Field(60.0, description="vLLM's import, compilation and graph capture.")
     engine_wake_seconds: NonNegativeFloat = Field(4.0, description="A sleeping vLLM until it takes weights.")
     decode_step_seconds: NonNegativeFloat = Field(1.2e-3, description="Fixed cost of a decoding step.")
@@ -206,7 +206,7 @@ def _update(call: StageCall, work: Workload, rates: Rates) -> float:
         rates.stage_start_seconds
         + _reading(shape, rates) * 2 / ranks  # the optimizer's moments; the weights are warm
         + _shared(body + head, ranks, rates)
-        + _publishing(published, rates, ranks)
+        + _publishing(published, rates, update.files_of_state)
     )
 
 
@@ -251,8 +251,9 @@ def _reading(shape: Shape, rates: Rates) -> float:
     return 4 * shape.parameters / rates.read_gbps / GIGA
 
 
-def _publishing(size: float, rates: Rates, writers: int = 1) -> float:
-    return size / writers * (1 / rates.write_gbps + 1 / (rates.hash_gbps * rates.hash_threads)) / GIGA
+def _publishing(size: float, rates: Rates, files: int = 1) -> float:
+    """Return the seconds to write and hash an artifact; its files are hashed at the same time, the disk is one."""
+    return size * (1 / rates.write_gbps + 1 / (rates.hash_gbps * max(rates.hash_threads, files))) / GIGA
 
 
 def _flops(work: Workload, rates: Rates, kind: str) -> float:

@@ -61,15 +61,28 @@ class Simulation:
     @property
     def iteration_seconds(self) -> float:
         """The time of one iteration: the median distance of two ends, or all there is with a single iteration."""
-        ends = self.iteration_ends()
-        return statistics.median(b - a for a, b in pairwise(ends)) if len(ends) > 1 else self.seconds
+        return statistics.median(self._gaps() or [self.seconds])
+
+    @property
+    def mean_iteration_seconds(self) -> float:
+        """The mean distance of two ends: above the median, because benchmarks and gradient cosines come seldom."""
+        return statistics.fmean(self._gaps() or [self.seconds])
+
+    @property
+    def typical_iteration(self) -> int:
+        """The last iteration that takes about the median time; 0 with a single iteration."""
+        gaps = list(enumerate(self._gaps(), 1))
+        return min(reversed(gaps), key=lambda gap: round(abs(gap[1] - self.iteration_seconds), 6), default=(0, 0.0))[0]
+
+    def _gaps(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.iteration_ends())]
 
     def idle_share(self, gpus: int) -> float:
         """Return the share of the GPUs' time in which no stage used them, while the campaign iterates."""
         begun = min((i.start for i in self.intervals if i.call.stage == "generate"), default=0.0)
         ended = max(self.iteration_ends(), default=self.seconds)
         busy = sum(i.gpus * max(0.0, min(i.end, ended) - max(i.start, begun)) for i in self.intervals)
-        return 1.0 - busy / (gpus * (ended - begun)) if gpus and ended > begun else 0.0
+        return max(0.0, 1.0 - busy / (gpus * (ended - begun))) if gpus and ended > begun else 0.0
 
     def critical_path(self, iteration: int) -> list[Interval]:
         """Return the chain of calls that the end of an iteration's last update waited for, within that iteration."""

@@ -232,6 +232,32 @@ def test_the_plan_of_a_paper_pair_says_everything():
     assert everything.disk_bytes > 4.5e12
 
 
+def test_the_campaigns_time_has_the_benchmarks_and_gradient_cosines_of_all_its_iterations():
+    config = load_config(PAPER / "qwen3-4b-8b-base.yaml", CampaignConfig)
+    work, rates = workload_of(config, "H100", 8), load_rates()
+    plan = make_plan(config, Cluster("H100", 8), rates)
+    whole = simulate(record_graph(config), work, rates)
+    assert plan.campaign_seconds == whole.seconds > 1.05 * config.iterations * plan.iteration_seconds
+    # The path that is shown is of an ordinary iteration: no cosine (every tenth), no benchmark before it (every third).
+    assert whole.typical_iteration % 10
+    assert whole.typical_iteration % 3
+    longer = config.model_copy(update={"iterations": 600})
+    straight = simulate(record_graph(longer), work, rates).seconds
+    assert make_plan(longer, Cluster("H100", 8), rates).campaign_seconds == pytest.approx(straight, rel=0.01)
+
+
+def test_ranks_write_to_one_disk():
+    """Five ranks write no faster than the disk does: 98 GB at 2.5 GB/s, hashed eight files at a time."""
+    rates = load_rates().model_copy(update={"stage_start_seconds": 0.0, "call_seconds": 0.0})
+    config = load_config(PAPER / "qwen3-4b-8b-base.yaml", CampaignConfig)
+    update = next(t.call for t in record_graph(config, 2) if t.call.label == "update qwen3-8b-base #1")
+    work = workload_of(config, "H100", 8)
+    slow = rates.model_copy(update={"write_gbps": rates.write_gbps / 2})
+    size = 12 * work.shapes["qwen3-8b-base"].parameters
+    more = stage_seconds(update, work, slow) - stage_seconds(update, work, rates)
+    assert more == pytest.approx(size / 2.5e9)
+
+
 def test_rates_can_be_corrected(tmp_path):
     config = load_config(PAPER / "llama3.2-1b-3b.yaml", CampaignConfig)
     path = tmp_path / "rates.yaml"
@@ -268,4 +294,6 @@ def test_a_machine_that_is_too_small_is_a_fault():
     arguments = ["plan", str(PAPER / "llama3.2-1b-3b.yaml"), "--cluster", "2xH100", "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert any("GPU 2 is beyond 2xH100" in fault for fault in json.loads(done.stdout)["faults"])
+    faults = json.loads(done.stdout)["faults"]
+    assert any("GPU 2 is beyond 2xH100" in fault for fault in faults)
+    assert any("GPUs 3, 4, 5, 6, 7 are beyond 2xH100" in fault for fault in faults)

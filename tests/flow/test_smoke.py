@@ -53,6 +53,12 @@ def test_the_file_has_every_part_and_says_why_one_was_skipped(tmp_path, monkeypa
     assert "make bench-memory" in found["parts"]["memory against estimate"]["why"]
     assert found["machine"]["packages"]["torch"] == torch.__version__
     assert found["parts"]["kernel against reference"]["found"]["gradient_off"] < 1e-6
+    agreed = found["parts"]["score and update agree"]["found"]
+    assert max(agreed["score_off_none"], agreed["own_ratio_off_none"], agreed["own_ratio_off_bf16"]) < 1e-5
+    # A person sees each part when it is done, short numbers, and no progress bars.
+    assert "ok      kernel against reference (" in done.output
+    assert "Loading weights" not in done.output + done.stderr
+    assert max(map(len, done.output.splitlines())) <= 100
 
 
 def test_a_wrong_kernel_is_found(tmp_path, monkeypatch):
@@ -77,6 +83,15 @@ def test_a_score_of_another_policy_is_found(tmp_path, monkeypatch):
     found = reported("score and update agree", tmp_path, monkeypatch)
     assert found["state"] == "failed"
     assert "score and update differ" in found["why"]
+
+
+def test_an_update_that_does_not_agree_with_itself_is_found(tmp_path, monkeypatch):
+    """A window of 3e-4 around an own ratio of 1: what opens the ratio must be what the step computes."""
+    right = smoke_parts.Trainer.logprobs
+    monkeypatch.setattr(smoke_parts.Trainer, "logprobs", lambda self, rows: [v + 2e-4 for v in right(self, rows)])
+    found = reported("score and update agree", tmp_path, monkeypatch)
+    assert found["state"] == "failed"
+    assert found["why"].startswith("an update's own passes differ by 0.0002 per response")
 
 
 def test_a_part_that_breaks_leaves_the_others_and_exit_code_1(tmp_path, monkeypatch):
@@ -125,7 +140,7 @@ def test_a_part_that_hangs_or_takes_the_process_with_it_is_named_in_the_file(par
 def test_two_gloo_ranks_agree_with_one_process_and_a_wrong_one_is_found(tmp_path, monkeypatch):
     found = smoke_parts.ranks(CPU, tmp_path)
     assert found["ranks"] == 2
-    assert found["loss_off"] < 1e-6
+    assert found["loss_off"] < 1e-6 < found["loss_off_bf16"] < smoke_parts.HALF_OFF
     # One process that learns from one sequence less: the ranks no longer agree with it.
     right = smoke_parts.Trainer.step
     monkeypatch.setattr(smoke_parts.Trainer, "step", lambda self, rows, objective: right(self, rows[:-1], objective))

@@ -12,7 +12,7 @@ from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_object
 from hacrl_core.config.algorithm import preset
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.learning.sequences import TrainSequence
-from hacrl_core.learning.sharded.policy import Numerics, ShardedAgent, load_sharded
+from hacrl_core.learning.sharded.policy import Numerics, ShardedAgent, load_sharded, numerics_of
 from hacrl_core.learning.sharded.ranks import Rank
 from hacrl_core.learning.sharded.scoring import score_sharded
 from hacrl_core.learning.sharded.trainer import ShardedTrainer
@@ -106,6 +106,31 @@ class Score:
     def __call__(self, rank: Rank) -> list[Any]:
         agent = load_sharded(rank, self.checkpoint, "digest", self.numerics)
         return score_sharded(agent, self.rows, token_budget=200)
+
+
+@dataclass(frozen=True)
+class ScoreAndUpdate:
+    """Mean log-probs of rows: as scoring finds them, as the update reads them beforehand, as its first step sees them.
+
+    Returns one list for each.
+    """
+
+    checkpoint: Path
+    rows: list[TrainSequence]
+    config: UpdateConfig
+
+    def __call__(self, rank: Rank) -> list[list[float]]:
+        agent = load_sharded(rank, self.checkpoint, "digest", numerics_of(self.config, "auto"))
+        scored = score_sharded(agent, self.rows, token_budget=200)
+        trainer = ShardedTrainer(agent, self.config)
+        read = trainer.logprobs(self.rows)
+        seen = trainer.step(self.rows, _means).stats["mean"]
+        return [[float(values.mean(dtype=np.float64)) for values in found] for found in (scored, read)] + [list(seen)]
+
+
+def _means(logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, rows_B: torch.Tensor) -> Any:
+    means = (logprobs_BT * mask_BT).sum(1) / mask_BT.sum(1)
+    return -means.sum(), {"mean": means.detach()}
 
 
 def compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
