@@ -57,7 +57,7 @@ def tables() -> str:
             took = [{s.stage: s.seconds for s in plan.stages if s.agent == agent} for plan in plans]
             both = " | ".join(f"{took[0].get(stage, 0):.0f} / {took[1].get(stage, 0):.0f}" for stage in TIMED)
             times.append(f"| {config.name} | {agent} | {both} |")
-        named = [(label.split(" #")[0], seconds) for label, seconds in fast.critical_path]
+        named = [(title.partition(" iteration ")[0], seconds) for title, seconds in fast.critical_path]
         last = named[-1][0].partition(" ")[2]
         steps = " → ".join(f"{label.replace(f' {last}', '')} {seconds:.0f}" for label, seconds in named)
         paths.append(f"* {config.name}, {last}: {steps}")
