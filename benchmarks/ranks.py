@@ -1,7 +1,9 @@
-"""Two gloo ranks against one process, on the same updates: wall time, as a ratio of medians in one run.
+"""Two gloo ranks against one process, on the same updates: wall and CPU seconds, as ratios of medians in one run.
 
 Both use one thread per process, so two ranks have two cores where one process has one. On the CPU that shows what
-gathering, reducing and waiting for one another cost; it says nothing of GPUs.
+gathering, reducing and waiting for one another cost; it says nothing of GPUs. One process is timed before the ranks and
+after them. CPU seconds do not depend on what else runs: those of the ranks together show the work that ranks add, and
+those of the busiest rank the speed-up that two free cores could give.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from hacrl_core.learning.sharded.trainer import ShardedTrainer
 from hacrl_core.learning.trainer import Trainer
 
 VOCABULARY = 8192
+Took = tuple[float, float]  # wall and CPU seconds
 
 
 def checkpoint(folder: Path, hidden: int, layers: int) -> None:
@@ -72,20 +75,20 @@ class Updates:
     rows: int
     times: int
 
-    def __call__(self, rank: Rank) -> list[float]:
-        """Return the seconds of each update."""
+    def __call__(self, rank: Rank) -> list[list[Took]]:
+        """Return the seconds of each update, rank by rank."""
         trainer = ShardedTrainer(load_sharded(rank, self.folder, "", Numerics()), self.config)
-        return timed(trainer, self.rows, self.times)
+        return rank.gather(timed(trainer, self.rows, self.times))
 
 
-def timed(trainer: Trainer | ShardedTrainer, rows: int, times: int) -> list[float]:
-    """Return the seconds of each of some updates, after one that is not counted."""
+def timed(trainer: Trainer | ShardedTrainer, rows: int, times: int) -> list[Took]:
+    """Return the wall and CPU seconds of each of some updates, after one that is not counted."""
     sequences, objective = work(rows)
     seconds = []
     for _ in range(times + 1):
-        begun = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         trainer.step(sequences, objective)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append((time.perf_counter() - wall, time.process_time() - cpu))
     return seconds[1:]
 
 
@@ -112,20 +115,32 @@ def main() -> None:
         )
         agent = load_agent(folder)
         parameters = sum(p.numel() for p in agent.model.parameters())
-        alone = timed(Trainer(agent, config), asked.rows, asked.times)
-        del agent
+        trainer = Trainer(agent, config)
+        alone = timed(trainer, asked.rows, asked.times)
         group = RankGroup(asked.ranks, "cpu")
         together = group.run(Updates(folder, config, asked.rows, asked.times))
         group.close()
-    one, many = statistics.median(alone), statistics.median(together)
+        alone += timed(trainer, asked.rows, asked.times)
     print(
         f"Qwen3 of {parameters / 1e6:.1f}M parameters, {asked.rows} responses of 32 to 256 tokens, float32, one thread "
         f"per process, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, "
-        f"median of {asked.times}"
+        f"medians of {len(alone)} and {asked.times}"
     )
-    print(f"one process          {one:7.2f} s   {[round(s, 2) for s in alone]}")
-    print(f"{asked.ranks} gloo ranks         {many:7.2f} s   {[round(s, 2) for s in together]}")
-    print(f"ratio                {one / many:7.2f} x  ({asked.ranks} is perfect where there are as many free cores)")
+    report(alone, together)
+
+
+def report(alone: list[Took], together: list[list[Took]]) -> None:
+    """Print both and their ratios; ``together`` is by rank."""
+    count = len(together)
+    wall, cpu = (statistics.median(column) for column in zip(*alone, strict=True))
+    many = statistics.median(took for took, _ in together[0])
+    each = [statistics.median(busy for _, busy in rank) for rank in together]
+    print(f"one process    {wall:7.2f} s wall {cpu:7.2f} s CPU   wall {[round(took, 2) for took, _ in alone]}")
+    print(
+        f"{count} gloo ranks   {many:7.2f} s wall {sum(each):7.2f} s CPU   by rank {[round(busy, 2) for busy in each]}"
+    )
+    print(f"speed-up       {wall / many:7.2f} x wall {cpu / max(each):7.2f} x by the busiest rank's CPU")
+    print(f"work           {sum(each) / cpu:7.2f} x CPU seconds of one process, all ranks together")
 
 
 if __name__ == "__main__":

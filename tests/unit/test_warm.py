@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
 
 from hacrl_core import generation
 from hacrl_core.config.generation import GenerateConfig
-from hacrl_core.warm import WarmModels
+from hacrl_core.warm import LoadedAgent, WarmModels
 
 
 class Engine:
@@ -53,3 +56,28 @@ def test_agents_of_one_process_are_kept_apart_and_closed_together(monkeypatch):
     warm.close()
     assert all(engine.closed for engine in engines.values())
     assert not warm.for_agent("ada").has_engine
+
+
+@pytest.mark.parametrize(("gigabytes", "stays"), [(70, True), (40, False)])
+def test_the_reference_leaves_the_newest_version_on_a_gpu_that_has_room(gigabytes, stays, monkeypatch):
+    """10 GB of weights: the first version, the newest one's gradient and moments, and as much again to spare."""
+    import torch
+
+    class Weights:
+        def parameters(self):
+            return [torch.empty(2_500_000_000, device="meta")]
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((gigabytes - 10) * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 12 * 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10 * 10**9)
+    monkeypatch.setattr(WarmModels, "_load", lambda self, path, digest, device, attention: LoadedAgent(
+        digest, device, SimpleNamespace(model=Weights())))  # fmt: skip
+    warm = WarmModels()
+    assert not warm.has_room_for_first("cuda:0"), "nothing is known before a version is loaded"
+    assert warm.has_room_for_first("cpu")
+    newest = warm.agent("path", "newest", device="cuda:0")
+    assert warm.has_room_for_first("cuda:0") is stays
+    if stays:
+        warm.first_version("path", "first", device="cuda:0")
+        assert warm.agent("path", "newest", device="cuda:0") is newest, "the update finds it where score left it"
+        assert warm.has_room_for_first("cuda:0"), "it is there already"
