@@ -187,7 +187,7 @@ bench-form: .venv/real-ready  ## Rewards of the real SmolLM2-135M with and witho
 	@$(BIN)/python benchmarks/answer_form.py
 
 bench-census: .venv/census-ready  ## Ratios of SmolLM2-135M and gemma-3-270m both ways, before training
-	@$(BIN)/python benchmarks/census.py
+	@$(BIN)/python -m benchmarks.census
 
 bench-tabular: setup  ## Gradients of every method in a tabular world, exactly; minutes
 	@$(BIN)/python benchmarks/tabular.py

@@ -1,6 +1,6 @@
 """The ratios of two real models, SmolLM2-135M-Instruct and gemma-3-270m, before any training.
 
-    python benchmarks/census.py [--home FOLDER] [--problems FILE] [--prompts 32] [--group 4] [--tokens 96]
+    python -m benchmarks.census [--home FOLDER] [--problems FILE] [--prompts 32] [--group 4] [--tokens 96]
                                 [--examples 2] [--batch 64] [--cosine smol] [--smol FOLDER] [--gemma FOLDER]
 
 One iteration of an ordinary HACPO campaign runs through the store: adopt, sample, generate, verify, score, credit. The
@@ -15,12 +15,12 @@ update is left out. The figures are computed from the tables that it would read:
 Both models answer word problems in float32 at temperature 1, with worked examples in front (``--examples``). By default
 the problems are made by code. ``--problems`` reads a JSONL file with the columns problem and answer. ``--batch``
 responses are sampled at a time, and two batches survive a kill. ``--smol`` and ``--gemma`` take checkpoints in place of
-the packages. A second run answers from the store. Needs ``make .venv/census-ready``. Ends with one JSON line.
+the packages. ``--out`` writes every reading into a folder. A second run answers from the store. Needs ``make
+.venv/census-ready``. Ends with one JSON line.
 """
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,78 +30,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-EXAMPLES = (
-    (
-        "Tom has 3 boxes with 4 pens each. He finds 5 more pens. How many pens does he have?",
-        "The boxes hold 3*4=12 pens. With 5 more he has 12+5=17 pens. The answer is \\boxed{17}.",
-    ),
-    (
-        "A bakery sells 20 cakes on Monday and half as many on Tuesday. How many cakes does it sell in all?",
-        "On Tuesday it sells 20/2=10 cakes. In all it sells 20+10=30 cakes. The answer is \\boxed{30}.",
-    ),
-)
+from benchmarks.census_problems import gemma_template, made_problems, smol_template
+
 Length = Literal["own", "sampler", "learner"]
 LENGTHS: tuple[Length, ...] = ("own", "sampler", "learner")
 NAME = "census"
-
-
-# -------------------- Problems --------------------------------------------------------------------
-
-
-def made_problems(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Return different word problems of two steps, with their answers; the same for the same arguments."""
-    rng = random.Random(seed)
-    found: dict[str, str] = {}
-    while len(found) < count:
-        text, answer = _problem(len(found) % 6, rng)
-        found.setdefault(text, str(answer))
-    return [{"id": f"made-{i}", "problem": text, "answer": answer} for i, (text, answer) in enumerate(found.items())]
-
-
-def _problem(kind: int, rng: random.Random) -> tuple[str, int]:
-    name = rng.choice(("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo"))
-    thing = rng.choice(("apples", "books", "cards", "coins", "marbles", "shells", "stickers", "stamps"))
-    a, b, c = rng.randint(3, 9), rng.randint(2, 8), rng.randint(4, 20)
-    if kind == 0:
-        lost = rng.randint(2, a * b - 1)
-        return f"{name} has {a} bags with {b} {thing} each and gives {lost} {thing} away. How many {thing} does " \
-               f"{name} have left?", a * b - lost  # fmt: skip
-    if kind == 1:
-        return f"{name} collects {c} {thing} in May and {b} times as many in June. How many {thing} does {name} " \
-               "collect in all?", c + b * c  # fmt: skip
-    if kind == 2:
-        paid = 10 * (a * b // 10 + rng.randint(1, 3))
-        return f"A ticket costs ${a}. {name} buys {b} tickets and pays with ${paid}. How many dollars does {name} " \
-               "get back?", paid - a * b  # fmt: skip
-    if kind == 3:
-        return f"{name} reads {c} pages every morning and {b} pages every evening. How many pages does {name} read " \
-               f"in {a} days?", (c + b) * a  # fmt: skip
-    if kind == 4:
-        return f"{name} has {a * b + c} {thing}. {name} keeps {c} of them and shares the rest equally among {b} " \
-               f"friends. How many {thing} does each friend get?", a  # fmt: skip
-    riders = c + rng.randint(5, 30)
-    return f"A bus has {riders} riders. At the next stop {c} riders get off and {a} riders get on. How many riders " \
-           "are on the bus now?", riders - c + a  # fmt: skip
-
-
-def smol_template(examples: int) -> str:
-    """Return SmolLM2's chat template with so many worked examples in front."""
-    shown = "".join(
-        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
-        for question, answer in EXAMPLES[:examples]
-    )
-    return (
-        shown
-        + "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-
-
-def gemma_template(examples: int) -> str:
-    """Return a template for gemma, which has none: questions and answers, so many worked ones in front."""
-    shown = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in EXAMPLES[:examples])
-    asked = "{% for message in messages %}{{ 'Question: ' + message.content + '\nAnswer:' }}{% endfor %}"
-    return "{{ bos_token }}" + shown + asked
 
 
 # -------------------- Figures: pure functions of the tables ---------------------------------------
@@ -171,6 +104,17 @@ def directions(scores: Mapping[str, Sequence[Mapping[str, Any]]], max_abs_log_ra
                     "ratio": {length: distribution(ratios(found, length, max_abs_log_ratio)) for length in LENGTHS},
                 }
     return figures
+
+
+def readings_csv(scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Write every reading of every direction: enough to compute each ratio again."""
+    lines = ["learner,sampler,learner_mean,learner_tokens,sampler_mean,sampler_tokens"]
+    for learner, mine in scores.items():
+        for sampler, theirs in scores.items():
+            for r in [] if sampler == learner else readings(mine, theirs):
+                means = (f"{r.learner_mean:.6f},{r.learner_tokens}", f"{r.sampler_mean:.6f},{r.sampler_tokens}")
+                lines.append(",".join((learner, sampler, *means)))
+    return "\n".join(lines) + "\n"
 
 
 # -------------------- The iteration ---------------------------------------------------------------
@@ -380,6 +324,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="responses sampled at a time; two batches are a shard")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cosine", nargs="*", choices=("smol", "gemma"), default=["smol"])
+    parser.add_argument("--out", type=Path, default=None, help="a folder for census.json and census-readings.csv")
     parser.add_argument("--smol", type=Path, default=None, help="a checkpoint folder in place of the package")
     parser.add_argument("--gemma", type=Path, default=None, help="a checkpoint folder in place of the packages")
     options = parser.parse_args()
@@ -400,6 +345,10 @@ def main() -> None:
         report["cosine"][learner] = cosine(done.updates[learner])
         print(f"cosine of {learner}: {report['cosine'][learner]}", flush=True)
     print(json.dumps({"name": "census", **report}))
+    if options.out is not None:
+        asked = {name: getattr(options, name) for name in ("prompts", "group", "tokens", "examples", "seed")}
+        (options.out / "census.json").write_text(json.dumps({"asked": asked, **report}, indent=1) + "\n")
+        (options.out / "census-readings.csv").write_text(readings_csv(scores))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,16 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.census import EXAMPLES, LENGTHS, directions, distribution, made_problems, ratios, readings
+from benchmarks.census import (
+    LENGTHS,
+    Reading,
+    directions,
+    distribution,
+    ratios,
+    readings,
+    readings_csv,
+)
+from benchmarks.census_problems import EXAMPLES, made_problems
 from hacrl_core.algorithm.hacpo import FOREIGN_CEILING
 
 # Words of each kind of problem → its answer from its numbers.
@@ -98,3 +107,11 @@ def test_made_problems_are_repeatable_different_and_answered_by_their_own_number
         numbers = [int(number) for number in re.findall(r"\d+", p["problem"])]
         (wanted,) = [step(*numbers) for words, step in STEPS.items() if words in p["problem"]]
         assert int(p["answer"]) == wanted > 0
+
+
+def test_the_written_readings_give_the_same_ratios(scores):
+    written = [row.split(",") for row in readings_csv(scores).splitlines()[1:]]
+    again = [Reading(float(r[2]), int(r[3]), float(r[4]), int(r[5])) for r in written if r[0] == "a"]
+    found = readings(scores["a"], scores["b"])
+    assert len(written) == 14
+    np.testing.assert_allclose(ratios(again, "sampler"), ratios(found, "sampler"), rtol=1e-5)
