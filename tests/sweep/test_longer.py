@@ -58,3 +58,16 @@ def test_six_seeds_show_nothing_and_the_page_says_so(tmp_path):
 def test_the_picture_is_drawn(tmp_path):
     longer.draw(write(tmp_path, range(1, 9)), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_the_pages_say_what_the_committed_cells_say():
+    run = longer.committed()
+    results = (longer.RESULTS.parent / "results.md").read_text()
+    assert longer.replaced(results, longer.sentence(run)) == results
+    if run is not None:
+        assert (longer.RESULTS / "longer.md").read_text() == longer.page(run)
+
+
+def test_the_sentence_claims_no_more_than_the_seeds_show(tmp_path):
+    assert "the lead shrinks, and its answers become less diverse" in longer.sentence(write(tmp_path, range(1, 10)))
+    assert "too few seeds" in longer.sentence(write(tmp_path, range(1, 7)))

@@ -7,6 +7,7 @@ addendum and its amendment: GSPO and shared GSPO, on the seeds that are complete
 """
 
 import csv
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ ALONE, SHARING = "gspo", "shared_gspo"
 EARLY, LATE = 20, 40
 FIRST = range(1, 6)
 FAMILY = 3
+# Around the sentence about this run in docs/results.md.
+MARKS = ("<!-- longer.py writes this -->", "<!-- until here -->")
 # Iterations over which the entropy at the end is averaged.
 LAST = range(36, 41)
 
@@ -196,12 +199,43 @@ def page(run: Run, folder: Path = RESULTS) -> str:
     return template.format(few=few, claims=rows, table=table(run), count=len(run.seeds), seeds=seeds)
 
 
+def sentence(run: Run | None) -> str:
+    """Say in docs/results.md what the longer run found; None: it has no cells."""
+    if run is None:
+        return "Longer training of this pair was not run, so a method that wins early may lose later."
+    early, late = (100 * run.lead(SHARING, n).mean for n in (EARLY, LATE))
+    lead = f"In {len(run.seeds)} seeds that trained [twice as long](results/longer.md) shared GSPO ended {late:+.1f} "
+    lead += f"points over GSPO, after {early:+.1f} halfway: "
+    if FAMILY * smallest_p(len(run.seeds)) >= LEVEL:
+        return lead + "too few seeds to show whether a method that wins early loses later."
+    _, shrinks, entropy = claims(run)
+    said = {"yes": "the lead shrinks", "no": "the lead grows", "no difference": "the lead stays within a point"}
+    fewer = {"yes": "its answers become less diverse", "no": "its answers stay more diverse"}
+    found = said.get(shrinks.answer, "whether the lead shrinks is not shown")
+    return f"{lead}{found}, and {fewer.get(entropy.answer, 'a loss of diversity is not shown')}."
+
+
+def replaced(text: str, said: str) -> str:
+    """Put the sentence between its marks in docs/results.md, wrapped."""
+    before, rest = text.split(MARKS[0], 1)
+    _, after = rest.split(MARKS[1], 1)
+    wrapped = textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
+    return f"{before}{MARKS[0]}\n{wrapped}\n{MARKS[1]}{after}"
+
+
+def committed() -> Run | None:
+    """Return the committed run, if there is one."""
+    return read_run() if (RESULTS / "even-longer-curves.csv").exists() else None
+
+
 def main() -> None:
-    """Write picture and page, if there are cells."""
-    if not (RESULTS / "even-longer-curves.csv").exists():
+    """Write picture and page, if there are cells, and the sentence of docs/results.md."""
+    run = committed()
+    results = RESULTS.parent / "results.md"
+    results.write_text(replaced(results.read_text(), sentence(run)))
+    if run is None:
         print("no cells of even-longer.yaml: docs/results/longer.md is not written")
         return
-    run = read_run()
     draw(run, RESULTS / "even-longer.png")
     (RESULTS / "longer.md").write_text(page(run))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import longer
 import numpy as np
 from claims import CLAIMS, CONFIRMED, EVEN, EXTENSIONS, REMOVALS, STABILITY, Answered, Claim, answer_claims
 
@@ -242,6 +243,7 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path, templates: Path =
         "CONFIRMED": CONFIRMED,
         "EVEN": EVEN,
         "difference_cells": difference_cells,
+        "longer": longer.sentence(longer.committed()),
     }
     for template, (page, subject) in PAGES.items():
         if subject in reports:
