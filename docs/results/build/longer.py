@@ -200,9 +200,12 @@ def page(run: Run, folder: Path = RESULTS) -> str:
 
 
 def sentence(run: Run | None) -> str:
-    """Say in docs/results.md what the longer run found; None: it has no cells."""
+    """Say in docs/results.md what the longer run found; None: nothing of it is published."""
     if run is None:
-        return "Longer training of this pair was not run, so a method that wins early may lose later."
+        return (
+            "Longer training of this pair was [begun](results/protocol.md#addendum-twice-as-long) and has too few "
+            "seeds for any test, so a method that wins early may lose later."
+        )
     early, late = (100 * run.lead(SHARING, n).mean for n in (EARLY, LATE))
     lead = f"In {len(run.seeds)} seeds that trained [twice as long](results/longer.md) shared GSPO ended {late:+.1f} "
     lead += f"points over GSPO, after {early:+.1f} halfway: "
