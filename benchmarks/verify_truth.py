@@ -1,12 +1,13 @@
 r"""False accepts and false rejects of ``strict`` and of plain math-verify on pairs whose truth is known.
 
-    python benchmarks/verify_truth.py                  20,000 wrong pairs and 5,000 equal ones; ends with one JSON line
+    python benchmarks/verify_truth.py                  30,000 wrong pairs, 5,000 equal ones, one JSON line
     python benchmarks/verify_truth.py --wrong 2000     fewer
     python benchmarks/verify_truth.py --math           with a column for ``math``
 
-The pairs come from `verify_pairs`: the golds of the datasets where they are present, and a list of our own. All
-verifiers see the same pairs in the same run. Plain math-verify has its defaults; a pair that it cannot finish in twelve
-seconds counts as rejected. ``--minutes`` ends each of its two parts early: then only pairs that it has judged count.
+The pairs come from `verify_pairs`, and wrong ones of further kinds from `verify_attacks`: the golds of the datasets
+where they are present, and a list of our own. All verifiers see the same pairs in the same run. Plain math-verify has
+its defaults; a pair that it cannot finish in twelve seconds counts as rejected. ``--minutes`` ends each of its parts
+early: then only pairs that it has judged count.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from verify_attacks import attacks
 from verify_pairs import OWN_GOLDS, Gold, Pair, equal_pairs, rewritten, wrong_pairs
 
 from hacrl_core.config.verification import VerifyConfig
@@ -164,12 +166,20 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     few = random.Random(1).sample(golds, min(len(golds), options.equal))
     right = [*equal_pairs(golds, 2), *rewritten(few, 3)]
     accepts, rates = compare(sample(wrong_pairs(golds, 0), options.wrong, 1), "False accepts", options)
+    further = [Pair(*attack, False) for attack in attacks([(gold.text, gold.percent) for gold in golds], 5)]
+    more, _ = compare(sample(further, options.attacks, 6), "False accepts of further kinds", options)
     rejects, _ = compare(sample(right, options.equal, 4), "False rejects", options)
     close_pool()
     theirs = accepts["math-verify"]
-    worse = [kind for kind, count in accepts["strict"].items() if count > theirs.get(kind, 0)]
+    worse = [
+        kind
+        for found in (accepts, more)
+        for kind, count in found["strict"].items()
+        if count > found["math-verify"].get(kind, 0)
+    ]
     figures = [
         ("false_accepts_strict", accepts["strict"]["all"], theirs["all"] / 10),
+        ("false_accepts_strict_of_further_kinds", more["strict"]["all"], more["math-verify"]["all"] / 10),
         ("kinds_with_more_false_accepts_than_math_verify", len(worse), 0),
         ("false_rejects_strict", rejects["strict"]["all"], rejects["math-verify"]["all"]),
     ]
@@ -180,8 +190,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
         "figures": [
             {"name": name, "value": value, "target": target, "met": value <= target} for name, value, target in figures
         ],
-        "conditions": {"golds": len(golds), "datasets": SHARED.exists(), "accepts": accepts, "rejects": rejects,
-                       "pairs_per_second": rates},
+        "conditions": {"golds": len(golds), "datasets": SHARED.exists(), "accepts": accepts, "further": more,
+                       "rejects": rejects, "pairs_per_second": rates},
     }  # fmt: skip
 
 
@@ -189,6 +199,7 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wrong", type=int, default=20_000)
+    parser.add_argument("--attacks", type=int, default=10_000)
     parser.add_argument("--equal", type=int, default=5_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600.0)

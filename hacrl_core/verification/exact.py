@@ -23,7 +23,12 @@ _NEEDED = 4
 # A value is certain when so many of its 53 bits are; what cancellation leaves of a zero has a few.
 _CERTAIN_BITS = 30
 _BENT = (sympy.Abs, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.Mod)
+_STEPPED = (sympy.floor, sympy.ceiling, sympy.Mod)
+_GROW_FAST = (sympy.sinh, sympy.cosh, sympy.tanh)
 _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
+# Whole numbers of different remainders, with squares and powers among them.
+_WHOLE = tuple(map(sympy.Integer, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 25, 27, 64)))
+_LEVELS = tuple(sympy.Integer(level) for level in range(-2, 5))
 _EXPAND_OPERATIONS = 120
 _EXPAND_POWER = 30
 
@@ -89,7 +94,20 @@ def _digits(difference: Any) -> int:
     bits = sum(int(number.p).bit_length() + int(number.q).bit_length() for number in _rationals(difference))
     height = bits * 3 // 10 + 1
     roots = sum(1 for power in difference.atoms(sympy.Pow) if not power.exp.is_Integer)
-    return int(min(_MAX_DIGITS, 60 + 2 * height * (1 + roots)))
+    return int(min(_MAX_DIGITS, 60 + 2 * height * (1 + roots) + _hidden_size(difference)))
+
+
+def _hidden_size(expression: Any) -> int:
+    r"""Return how many digits powers that are no fractions may hide: ``e^{-100}`` is zero to 43 of them."""
+    size = 0
+    for power in expression.atoms(sympy.exp, sympy.Pow, *_GROW_FAST):
+        base, exponent = (power.base, power.exp) if isinstance(power, sympy.Pow) else (sympy.E, power.args[0])
+        if base.is_Rational and exponent.is_Integer:
+            continue
+        # Twice: what is hidden may be squared, as in a cosine near 1.
+        value = _value(2 * exponent * sympy.log(sympy.Abs(base)), {}, 60)
+        size += min(_MAX_DIGITS, int(abs(value))) if value is not None and value.is_real else 0
+    return size
 
 
 def _rationals(expression: Any) -> list[Any]:
@@ -106,6 +124,9 @@ def _is_nonzero(difference: Any, point: dict[Any, Any], digits: int) -> bool | N
 
 def _value(expression: Any, point: dict[Any, Any], digits: int) -> Any:
     try:
+        if point and expression.has(*_STEPPED):
+            # At a step an approximation may fall on either side.
+            expression, point = expression.subs(point), {}
         value = expression.evalf(15, subs=point, maxn=digits) if point else expression.evalf(15, maxn=digits)
     except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
         return None
@@ -151,6 +172,11 @@ def _points(gold: Any, answer: Any, symbols: list[Any]) -> list[dict[Any, Any]]:
         points.append(point)
     if gold.has(*_BENT) or answer.has(*_BENT):
         points += _around_bends(gold, answer, symbols, scales)
+    if gold.has(*_STEPPED) or answer.has(*_STEPPED):
+        points += [
+            {symbol: _WHOLE[(row + 5 * column) % len(_WHOLE)] for column, symbol in enumerate(symbols)}
+            for row in range(len(_WHOLE))
+        ]
     return points
 
 
@@ -166,6 +192,7 @@ def _around_bends(gold: Any, answer: Any, symbols: list[Any], scales: list[Any])
                 if column != place
             }
             bends = sorted(_bends(gold, symbol, others) | _bends(answer, symbol, others))[:40]
+            points += [{**others, symbol: bend} for bend in bends]
             for left, right in zip([None, *bends], [*bends, None], strict=True):
                 if left is None and right is None:
                     continue
@@ -187,8 +214,8 @@ def _bends(expression: Any, symbol: Any, others: dict[Any, Any]) -> set[Any]:
                 continue
             line = (a - b).subs(others)
             slope = sympy.diff(line, symbol)
-            if slope.is_Rational and slope != 0:
-                zero = -line.subs(symbol, 0) / slope
-                if zero.is_Rational:
-                    found.add(zero)
+            start = line.subs(symbol, 0)
+            if slope.is_Rational and slope != 0 and start.is_Rational:
+                # A rounding has a step at every integer.
+                found |= {(level - start) / slope for level in (_LEVELS if isinstance(bent, _STEPPED) else (0,))}
     return found

@@ -25,7 +25,7 @@ _E_NOTATION = re.compile(r"(?<![A-Za-z\\\d.])(\d+(?:\.\d*)?)[eE]([+-]?\d{1,3})(?
 _PRIME = re.compile(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime)")
 # v^2_0 is v_0^2.
 _RAISED_INDEX = re.compile(r"([A-Za-z])\s*\^\s*(\w|\{[^{}]*\})\s*_\s*(\w|\{[^{}]*\})")
-_GREEK = _words(
+GREEK = _words(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau upsilon phi "
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
 )
@@ -248,6 +248,8 @@ class _Reader:
             self.expect("}")
             if not digits.isdigit():
                 raise NoReading(digits)
+            if self.kind == "number":
+                raise NoReading("a number behind a period")
             places = len(token.partition(".")[2])
             return value + sympy.Rational(int(digits), (10 ** len(digits) - 1) * 10**places)
         if token.partition(".")[2].strip("0"):
@@ -283,15 +285,22 @@ class _Reader:
             if depth == 0:
                 return "".join(words[1:-1])
 
+    def _separate(self) -> None:
+        """Split the next number at its comma: between arguments ``1,234`` are two of them."""
+        if self.kind == "number" and "," in self.next:
+            first, _, rest = self.next.partition(",")
+            self.tokens[self.place : self.place + 1] = [("number", first), ("sign", ","), ("number", rest)]
+
     def several(self) -> list[Any]:
         """Return the arguments of a function in brackets."""
         opening = self.take()
         if opening not in ("(", "\\{", "{"):
             raise NoReading(opening)
-        # A comma between digits separates arguments here.
+        self._separate()
         values = [self.sum()]
         while self.next == ",":
             self.take()
+            self._separate()
             values.append(self.sum())
         self.expect(_CLOSING[opening])
         return values
@@ -307,7 +316,9 @@ class _Reader:
             return sympy.pi
         if name == "infty":
             return sympy.oo
-        if name in _GREEK:
+        if name == "Gamma" and self.next == "(":
+            return sympy.gamma(self._of_no_huge(self.group()))
+        if name in GREEK:
             return self.name("\\" + name, constants=False)
         if name in _ACCENTS:
             return self.name(f"\\{name}{{{self.raw()}}}", constants=False)
@@ -318,6 +329,11 @@ class _Reader:
         if name == "operatorname" and (word := self.raw()) in _FUNCTIONS:
             return self.function(word)
         raise NoReading(name)
+
+    def _of_no_huge(self, value: Any) -> Any:
+        if value.is_Rational and abs(value) > _MAX_FACTORIAL:
+            raise NoReading("a huge argument")
+        return value
 
     def function(self, name: str) -> Any:
         base: Any = sympy.Integer(10) if name in ("log", "lg") else None

@@ -1,7 +1,8 @@
 r"""Numbers as exact fractions: integers, decimals, thousands, fractions, mixed numbers, powers of ten, percentages."""
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 _MAX_EXPONENT = 400
@@ -26,6 +27,8 @@ class Number:
     exact: bool
     """False for a decimal: it may stand for a value that was rounded."""
     percent: bool = False
+    step: Fraction | None = field(default=None, compare=False)
+    """One unit of the last place that is written; None where the digits do not say."""
 
 
 def parse_number(text: str) -> Number | None:
@@ -36,13 +39,13 @@ def parse_number(text: str) -> Number | None:
     percent = _PERCENT.search(text)
     if percent:
         number = parse_number(text[: percent.start()])
-        return None if number is None or number.percent else Number(number.value, number.exact, True)
+        return None if number is None or number.percent else replace(number, percent=True)
     if text[0] in "+-":
         rest = text[1:].lstrip()
         if rest[:1] in ("+", "-", ""):
             return None
         number = _unsigned(rest)
-        return number if number is None or text[0] == "+" else Number(-number.value, number.exact)
+        return number if number is None or text[0] == "+" else replace(number, value=-number.value, percent=False)
     return _unsigned(text)
 
 
@@ -77,7 +80,8 @@ def _plain(match: re.Match[str]) -> Number | None:
     if exponent and abs(int(exponent[1:])) > _MAX_EXPONENT:
         return None
     value = Fraction(digits + (fraction if len(fraction) > 1 else "") + exponent)
-    return Number(value, exact=not exponent and not fraction.strip(".0"))
+    places = int(exponent[1:] or 0) - max(0, len(fraction) - 1)
+    return Number(value, exact=not exponent and not fraction.strip(".0"), step=Fraction(10) ** places)
 
 
 def _power(match: re.Match[str]) -> Number | None:
@@ -85,7 +89,8 @@ def _power(match: re.Match[str]) -> Number | None:
     exponent = int(match["e1"] or match["e2"])
     if mantissa is None or abs(exponent) > _MAX_EXPONENT:
         return None
-    return Number(mantissa.value * Fraction(10) ** exponent, mantissa.exact)
+    scale = Fraction(10) ** exponent
+    return Number(mantissa.value * scale, mantissa.exact, step=mantissa.step and mantissa.step * scale)
 
 
 # What rounding in the last digits of a decimal may differ by. A larger tolerance is the user's word that values may be
@@ -96,6 +101,27 @@ ROUNDING = 1e-6
 def close(a: Fraction, b: Fraction, tolerance: float) -> bool:
     """Return whether two values differ by at most the relative tolerance."""
     return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b))
+
+
+def is_rounded(value: Fraction, step: Fraction, figure: Fraction) -> bool:
+    """Return whether ``figure`` is ``value`` rounded to multiples of ``step``, or cut off there."""
+    steps = abs(value) / step
+    nearest = {math.floor(steps), math.floor(steps + Fraction(1, 2)), round(steps)}
+    return abs(figure) / step in nearest and value * figure >= 0
+
+
+def agree(gold: Number, answer: Number, tolerance: float) -> bool:
+    """Return whether two numbers differ by rounding alone; a larger tolerance than that of rounding decides itself."""
+    if not close(gold.value, answer.value, tolerance):
+        return False
+    if gold.value == answer.value or tolerance > ROUNDING:
+        return True
+    if any(not number.exact and number.step is None for number in (gold, answer)):
+        return True
+    written = [number for number in (gold, answer) if not number.exact and number.step is not None]
+    coarse = max(written, key=lambda number: number.step or 0)
+    fine = answer if coarse is gold else gold
+    return coarse.step is not None and is_rounded(fine.value, coarse.step, coarse.value)
 
 
 def same_number(gold: Number, answer: Number, tolerance: float) -> bool:

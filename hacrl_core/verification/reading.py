@@ -1,12 +1,12 @@
 r"""What the ``strict`` verifier decides by text and exact numbers alone: numbers with their unit, percent and base."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 from hacrl_core.verification.normalise import clean, text_key
-from hacrl_core.verification.numbers import ROUNDING, Number, close, comma_decimal, is_finite_decimal, parse_number
+from hacrl_core.verification.numbers import ROUNDING, Number, agree, comma_decimal, is_finite_decimal, parse_number
 from hacrl_core.verification.units import split_known_unit
 
 _CURRENCIES = (
@@ -23,6 +23,10 @@ _NAMED = re.compile(
     r"(?:\s*_\s*(?:\{[^{}]*\}|\w))?'*(?:\s*\([A-Za-z]\))?)\s*(?:=|\\approx)(?![=<>])([^=<>]+)$",
     re.DOTALL,
 )
+_DEGREES = re.compile(r"\^\s*\{?\s*\\circ|°|\\degree|\bdegrees?\b")
+_PI = re.compile(r"\\pi(?![A-Za-z])|π")
+# Words in a name or a subscript that say that it is not the answer.
+_DENIAL = re.compile(r"not|wrong|false|fake|incorrect|guess|bad|error|never|twice|half", re.IGNORECASE)
 _IMPROPER_MIXED = re.compile(r"\d\s*\\frac\{(\d+)\}\{(\d+)\}|\d (\d+)/(\d+)")
 _WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
 _REAL_WORD = re.compile(r"[A-Za-z]{3}")
@@ -52,7 +56,7 @@ def read_quantity(text: str, trusted: bool = False, gold_unit: str = "") -> Read
     r"""Read an answer as a number with its unit, base and name: ``x = 5\text{ cm}``, ``42_8``, ``\$5``."""
     body = clean(text.replace("€", "").replace("£", "").replace("\\pounds", ""))
     name, unit = "", currency(text)
-    if named := _NAMED.match(body):
+    if (named := _NAMED.match(body)) and not denies(named[1]):
         name, body = named[1].replace(" ", ""), named[2].strip()
     if not unit:
         body, unit = split_known_unit(body, trusted=trusted, gold_unit=gold_unit)
@@ -63,9 +67,14 @@ def read_quantity(text: str, trusted: bool = False, gold_unit: str = "") -> Read
     return Reading(number, unit, 0, name)
 
 
+def denies(name: str) -> bool:
+    """Return whether a name says that its value is not the answer: ``x_{wrong}``."""
+    return bool(_DENIAL.search(name))
+
+
 def _ambiguous(body: str) -> bool:
-    """Return whether brackets around commas make a tuple, or a whole number stands before an improper fraction."""
-    if "," in body and body[:1] in ("(", "[", "{"):
+    """Return whether brackets hold a comma or a percentage, or a whole number stands before an improper fraction."""
+    if ("," in body and body[:1] in ("(", "[", "{")) or re.search(r"%\s*[)}]", body):
         return True
     mixed = _IMPROPER_MIXED.search(body)
     return bool(mixed) and int(mixed[1] or mixed[3]) >= int(mixed[2] or mixed[4])  # type: ignore[index]
@@ -92,6 +101,9 @@ def decide(gold: str, answer: str, tolerance: float) -> bool | None:
     money = currency(gold), currency(answer)
     if all(money) and money[0] != money[1]:
         return False
+    if _PI.search(gold) and _DEGREES.search(answer) and not _DEGREES.search(gold):
+        # Where a gold has pi its angle is in radians.
+        return False
     if strict_key(gold) == strict_key(answer):
         return True
     known = read_quantity(gold, True)
@@ -111,14 +123,11 @@ def decide(gold: str, answer: str, tolerance: float) -> bool | None:
 
 
 def _comma_decimals(gold: str, answer: str, tolerance: float) -> bool:
-    """Return whether a decimal comma on one side equals a decimal point on the other: ``1000,99`` and ``1000.99``."""
-    for one, other in ((gold, answer), (answer, gold)):
-        comma = comma_decimal(one.strip(" $"))
-        number = parse_number(other.strip(" $")) if comma and "." in other else None
-        value = parse_number(comma) if comma and number else None
-        if number and value and close(number.value, value.value, tolerance):
-            return True
-    return False
+    """Return whether an answer with a decimal comma equals a gold with a point; a comma in a gold makes a list."""
+    comma = comma_decimal(answer.strip(" $"))
+    known = parse_number(gold.strip(" $")) if comma and "." in gold else None
+    value = parse_number(comma) if comma and known else None
+    return bool(known and value and agree(known, value, tolerance))
 
 
 def _same_value(gold: Reading, answer: Reading, tolerance: float) -> bool:
@@ -129,12 +138,16 @@ def _same_value(gold: Reading, answer: Reading, tolerance: float) -> bool:
     if known.exact and (other.exact or (tolerance <= ROUNDING and is_finite_decimal(known.value))):
         tolerance = 0.0
     if known.percent == other.percent:
-        return close(known.value, other.value, tolerance)
+        return agree(known, other, tolerance)
     if other.percent:
-        return not gold.unit and close(known.value, other.value / 100, tolerance)
+        return not gold.unit and agree(known, _hundredth(other), tolerance)
     if answer.unit:
         return False
-    return close(known.value, other.value, tolerance) or close(known.value / 100, other.value, tolerance)
+    return agree(known, other, tolerance) or agree(_hundredth(known), other, tolerance)
+
+
+def _hundredth(number: Number) -> Number:
+    return replace(number, value=number.value / 100, step=number.step and number.step / 100)
 
 
 @lru_cache(maxsize=8192)

@@ -2,26 +2,40 @@ r"""Compare two answers by their shapes, and formulas in them exactly: the ``str
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import sympy
 from sympy.core.function import AppliedUndef
 
 from hacrl_core.verification.exact import same_expression
-from hacrl_core.verification.latex import Formula, read_formula
-from hacrl_core.verification.reading import decide, read_quantity
+from hacrl_core.verification.latex import GREEK, Formula, read_formula
+from hacrl_core.verification.numbers import ROUNDING, Number, is_rounded
+from hacrl_core.verification.reading import decide, denies, read_quantity
 from hacrl_core.verification.structure import Node, read_shape
 from hacrl_core.verification.sympy_reader import read
 from hacrl_core.verification.units import split_known_unit
 
+_LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z]))"
 _NAME = re.compile(
-    r"(?:(?:\\Delta\s*)?\\?[A-Za-z]+|\\text\{[A-Za-z ]+\}|\\(?:angle|triangle)\s*[A-Z]{1,3})(?:_\{[^{}]*\}|_\w)?'*"
-    r"(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
+    rf"(?:(?:\\Delta\s*)?(?:{_LETTER}|(?!(?P<twice>[A-Za-z])(?P=twice))[A-Za-z]{{2}}|[A-Z]{{3,5}})|(?P<words>\\text\{{[A-Za-z ]+\}}|[A-Za-z]{{3,}})"
+    r"|\\(?:angle|triangle)\s*[A-Z]{1,3})(?:_\{[^{}]*\}|_\w)?'*(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
+)
+# Words that name a value. Any other word may say that it is not the answer.
+_NAMING = (
+    "the of a an to in total final answer ans result value number sum product difference quotient remainder area "
+    "volume perimeter surface length width height depth distance time speed rate cost price profit loss average mean "
+    "median mode range ratio radius diameter circumference slope degree probability expected maximum minimum max min "
+    "angle mass weight age amount side base solution solutions ways power energy force work velocity acceleration"
 )
 # A quantity that a gold names by its points: |AB|, \\angle ABC, \\frac{NO}{BO}, V_1:V_2.
 _POINTS = re.compile(r"(?:[A-Z](?:_\{?\w+\}?)?|\\(?:angle|triangle|overline|frac|odot|cdot)|[{}|:/ ()])+")
+_CALLED_AT = re.compile(r"[fghFGHP]\s*\(\s*(?:-?\d+|[A-Z])\s*\)")
 _CALL = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*\(\s*[A-Za-z]\s*\)")
-_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+(?<!infty)(?<!pi))(?:_\{?\w+\}?)?(?:\s*\([A-Za-z]\))?")
+_VARIABLE = re.compile(rf"{_LETTER}(?:_\{{?\w+\}}?)?(?:\s*\([A-Za-z]\))?")
+# Letters in an order: of points, of choices, of a word.
+_SPELLED = re.compile(r"[A-Z]{3,}|[a-z]{4,}|yes|no|odd|one|two|six|ten")
 _LIMITS = re.compile(r"\\(?:sum|prod|int|lim)(?![A-Za-z])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _BRACKETS = {"<": ("(", ")"), "\\le": ("[", "]")}
@@ -47,6 +61,9 @@ def _same(gold: Node, answer: Node, tolerance: float) -> bool:
     if kinds == ("formula", "formula"):
         return _same_formula(gold.text, answer.text, tolerance)
     if kinds in (("list", "list"), ("set", "set"), ("list", "set"), ("set", "list"), ("union", "union")):
+        if kinds == ("list", "list") and _is_named_apart(gold) and all(part.kind != "chain" for part in answer.parts):
+            # Names of the gold give its values an order.
+            return _same_sequence(gold.parts, answer.parts, tolerance)
         return _same_collection(gold.parts, answer.parts, tolerance)
     if kinds == ("list", "tuple") or gold.kind != answer.kind or gold.signs != answer.signs:
         return False
@@ -62,6 +79,11 @@ def _without_membership(gold: Node, answer: Node) -> tuple[Node, Node]:
             names.append(side.parts[0].text)
             sides[place] = side.parts[1]
     return (gold, answer) if len(set(names)) > 1 else (sides[0], sides[1])
+
+
+def _is_named_apart(node: Node) -> bool:
+    names = [part.parts[0].text.strip() for part in node.parts if part.kind == "chain" and part.signs[0] == "="]
+    return len(names) == len(set(names)) == len(node.parts)
 
 
 def _same_sequence(gold: Sequence[Node], answer: Sequence[Node], tolerance: float) -> bool:
@@ -89,7 +111,7 @@ def _same_chains(gold: Node, answer: Node, tolerance: float) -> bool:
         return _same_inequalities(gold, answer, tolerance)
     chain, other = (gold, answer) if gold.kind == "chain" else (answer, gold)
     if set(chain.signs) <= {"=", "\\approx"}:
-        values = _values_of(chain, trusted=chain is gold)
+        values = _values_of(chain, trusted=chain is gold, rounded=_is_decimal(other))
         return any(
             _same(value, other, tolerance) if chain is gold else _same(other, value, tolerance) for value in values
         )
@@ -98,41 +120,65 @@ def _same_chains(gold: Node, answer: Node, tolerance: float) -> bool:
     return False
 
 
-def _values_of(chain: Node, *, trusted: bool = False) -> list[Node]:
+def _values_of(chain: Node, *, trusted: bool = False, rounded: bool = False) -> list[Node]:
     r"""Return what a chain says: the value of ``name = value`` or of members that are all equal; else nothing.
 
-    Before ``\approx`` stands the exact value and behind it a rounded one, and both are meant.
+    Before ``\approx`` stands the exact value and behind it a rounded one. A gold means both; of an answer the second
+    counts only where the gold is ``rounded``.
     """
     members, signs = list(chain.parts), list(chain.signs)
-    if _is_name(members[0], trusted):
+    if _is_name(members[0], trusted) or (signs[0] == "=" and not members[0].text.strip()):
         members, signs = members[1:], signs[1:]
     for one, sign, following in zip(members, signs, members[1:], strict=False):
         if not (_same(one, following, 0.0) or (sign == "\\approx" and _rounds_to(one, following))):
             return []
-    return [members[0], members[-1]] if "\\approx" in signs else members[-1:]
+    if "\\approx" in signs:
+        return [members[0], members[-1]] if trusted or rounded else members[:1]
+    return members[-1:]
+
+
+def _is_decimal(node: Node) -> bool:
+    return bool(re.search(r"\d\.\d", node.text))
 
 
 def _is_name(node: Node, trusted: bool) -> bool:
     if node.kind in ("tuple", "ratio"):
         return all(_is_name(part, trusted) for part in node.parts)
     text = node.text.strip()
-    return node.kind == "formula" and bool(_NAME.fullmatch(text) or (trusted and _POINTS.fullmatch(text)))
+    if node.kind != "formula":
+        return False
+    if _CALLED_AT.fullmatch(text):
+        return True
+    if trusted and (not text or _POINTS.fullmatch(text)):
+        return True
+    name = _NAME.fullmatch(text)
+    if name is None or trusted:
+        return name is not None
+    words = re.findall("[a-z]+", (name["words"] or "").removeprefix("\\text").casefold())
+    return not denies(text) and all(word in _NAMING.split() for word in words)
 
 
 def _rounds_to(exact: Node, rounded: Node) -> bool:
-    """Return whether a decimal is within one unit of its last place of a value."""
-    known, other = _formula(exact.text), _formula(rounded.text)
-    if known is None or other is None or (known.value - other.value).free_symbols:
+    """Return whether a decimal is a value rounded to its last place, or cut off there."""
+    known, number = _formula(exact.text), read_quantity(rounded.text).number
+    return known is not None and number is not None and _is_figure_of(known.value, number)
+
+
+def _is_figure_of(value: Any, number: Number) -> bool:
+    """Return whether the digits of a number are those of a constant, rounded or cut off."""
+    if value.free_symbols or number.step is None:
         return False
-    places = len(rounded.text.strip().partition(".")[2])
-    return bool(abs((known.value - other.value).evalf(30)) <= sympy.Rational(1, 10**places))
+    digits = value.evalf(60)
+    return bool(digits.is_Float or digits.is_Rational) and is_rounded(
+        Fraction(str(sympy.Rational(digits))), number.step, number.value
+    )
 
 
 def _same_equations(gold: Node, answer: Node, tolerance: float) -> bool:
     names = [side.parts[0].text.replace(" ", "") for side in (gold, answer)]
     defines = [bool(_CALL.fullmatch(name)) or name == "y" for name in names]
     if names[0] == names[1] or all(defines):
-        values = _values_of(answer)
+        values = _values_of(answer, rounded=_is_decimal(gold))
         if any(_same(known, value, tolerance) for known in _values_of(gold, trusted=True) for value in values):
             return True
     if len(gold.parts) != 2 or len(answer.parts) != 2:
@@ -210,7 +256,7 @@ def _same_formula(gold: str, answer: str, tolerance: float) -> bool:
     known, other = _formula(gold, trusted=True), _formula(answer, gold_unit=known_unit)
     if other is None:
         raise Unreadable(answer)
-    if known is None:
+    if known is None or _SPELLED.fullmatch(gold.strip()):
         return False
     unit = read_quantity(answer, False, known_unit).unit
     if (known_unit and unit and known_unit != unit) or (known_unit and "%" in answer and "%" not in gold):
@@ -219,8 +265,24 @@ def _same_formula(gold: str, answer: str, tolerance: float) -> bool:
         # math-verify's reader has one case for letters, and values of these are approximations: only the same form.
         capitals = [sorted(filter(str.isupper, text)) for text in (gold, answer)]
         return bool(known.value == other.value) and capitals[0] == capitals[1]
-    rounded = known.rounded or other.rounded
-    return same_expression(known.value, other.value, tolerance if rounded else 0.0)
+    if not (known.rounded or other.rounded):
+        tolerance = 0.0
+    return same_expression(known.value, other.value, tolerance) and (
+        not 0 < tolerance <= ROUNDING or _digits_fit(known.value, other.value, gold, answer)
+    )
+
+
+def _digits_fit(known: Any, other: Any, gold: str, answer: str) -> bool:
+    """Return whether a plain decimal on one side has the digits of the constant on the other."""
+    if known == other:
+        return True
+    for value, text in ((known, answer), (other, gold)):
+        number = read_quantity(text, text is gold).number
+        if number is not None and number.step is not None and not number.exact and not value.free_symbols:
+            return _is_figure_of(
+                value, replace(number, step=number.step / 100, value=number.value / 100) if number.percent else number
+            )
+    return True
 
 
 def _formula(text: str, *, trusted: bool = False, gold_unit: str = "") -> Formula | None:

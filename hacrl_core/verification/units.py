@@ -7,7 +7,7 @@ _LENGTHS = {
     "cm": "cm", "centimeter": "cm", "centimetre": "cm", "m": "m", "meter": "m", "metre": "m", "km": "km",
     "kilometer": "km", "kilometre": "km", "mm": "mm", "millimeter": "mm", "millimetre": "mm", "in": "in", "inch": "in",
     "inche": "in", "ft": "ft", "feet": "ft", "foot": "ft", "yd": "yd", "yard": "yd", "mi": "mi", "mile": "mi",
-    "unit": "unit",
+    "unit": "unit", "Km": "km",
 }  # fmt: skip
 _OTHERS = {
     "s": "s", "sec": "s", "second": "s", "min": "min", "minute": "min", "h": "h", "hr": "h", "hour": "h", "g": "g",
@@ -18,7 +18,7 @@ _OTHERS = {
     "day": "day", "week": "week", "month": "month", "year": "year", "yr": "year", "acre": "acre", "N": "N",
     "newton": "N", "J": "J", "joule": "J", "W": "W", "watt": "W", "Hz": "Hz", "hertz": "Hz", "K": "K", "kelvin": "K",
     "ton": "ton", "tonne": "ton", "dozen": "dozen", "quart": "quart", "pint": "pint", "cup": "cup", "ways": "ways",
-    "mph": "mi/h", "kph": "km/h",
+    "mph": "mi/h", "kph": "km/h", "Kg": "kg",
 }  # fmt: skip
 _COUNTED = (
     "apple ball book box boy candy car card cat chair chicken child children coin color cookie cow cube customer "
@@ -29,6 +29,13 @@ _COUNTED = (
 )  # fmt: skip
 # Plain letters that nobody writes as a product of variables; other short names need \text{} or a gold with that unit.
 _PLAIN_SHORT = frozenset(["cm", "mm", "km", "kg", "mg", "ml", "mL", "ft", "lb", "oz", "mph", "kph", "Hz"])
+# Names that also say how many: 5 dozen are 60, 5 K may be 5000. They count only where the gold has them.
+_SAY_HOW_MANY = frozenset(["dozen", "K"])
+# Unlike "5 squares" these may be powers.
+_MAY_BE_POWERS = frozenset(["square", "cube"])
+_QUALIFIES = re.compile(
+    r"\b(?:or|and|not|no|more|less|fewer|than|at|least|most|about|over|under|up|to)\b", re.IGNORECASE
+)
 _POWER = re.compile(r"\s*\^\s*\{?\s*([23])\s*\}?$")
 _PREFIX = re.compile(r"(square|sq\.?|cubic|cu\.?)\s+", re.IGNORECASE)
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -68,14 +75,24 @@ def _simple(text: str) -> str:
         text, power = text[match.end() :].strip(), "2" if match[1][0].lower() == "s" else "3"
     text = text.strip(".")
     for form in (text, text.casefold() if len(text) > 2 else text):
-        for name in (form, form.removesuffix("s"), form.removesuffix("es")):
+        for name in _singular(form):
             if name in _LENGTHS:
                 return _LENGTHS[name] + (f"^{power}" if power else "")
             if not power and name in _OTHERS:
                 return _OTHERS[name]
-            if not power and len(name) > 2 and name in _COUNTED.split():
+            if not power and len(name) > 2 and name in _COUNTED.split() and form not in _MAY_BE_POWERS:
                 return name
     return ""
+
+
+def _singular(word: str) -> list[str]:
+    """Return a word and what it may be the plural of: ``ms`` are milliseconds and no metres."""
+    return [word, *(word.removesuffix(end) for end in ("s", "es") if len(word) > len(end) + 1)]
+
+
+def _own_name(words: str) -> str:
+    """Return the name of a unit that the list does not know; in short ones case matters, ``mW`` is not ``MW``."""
+    return words if len(words) <= 3 and words.casefold() not in ("am", "pm") else words.casefold()
 
 
 def split_known_unit(text: str, *, trusted: bool = False, gold_unit: str = "") -> tuple[str, str]:
@@ -89,12 +106,14 @@ def split_known_unit(text: str, *, trusted: bool = False, gold_unit: str = "") -
     if match := _TRAILING_TEXT.match(text):
         name = unit_name(match["unit"])
         words = _TEXT.sub(r"\1", match["unit"]).strip()
-        if not name and words and re.fullmatch(r"[A-Za-z. -]+", words) and (trusted or words.casefold() == gold_unit):
-            name = words.casefold()
-        return (match["head"].strip().rstrip(","), name) if name else (text, "")
+        if not name and re.fullmatch(r"[A-Za-z. -]+", words) and (trusted or _own_name(words) == gold_unit):
+            name = "" if _QUALIFIES.search(words) else _own_name(words)
+        known = name and (trusted or name == gold_unit or name not in _SAY_HOW_MANY)
+        return (match["head"].strip().rstrip(","), name) if known else (text, "")
     if match := _TRAILING_WORDS.match(text):
         name, words = unit_name(match["unit"]), match["unit"].strip()
         first = re.match(r"[A-Za-z]+", words)
-        if name and first and (len(first[0]) > 3 or first[0] in _PLAIN_SHORT or name == gold_unit):
+        counts = first and (len(first[0]) > 3 or first[0] in _PLAIN_SHORT) and (trusted or name not in _SAY_HOW_MANY)
+        if name and (counts or name == gold_unit):
             return match["head"].strip().rstrip(","), name
     return text, ""

