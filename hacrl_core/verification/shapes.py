@@ -18,9 +18,11 @@ from hacrl_core.verification.sympy_reader import read
 from hacrl_core.verification.units import split_known_unit
 
 _LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z]))"
+_TWO_LETTERS = r"(?!(?P<twice>[A-Za-z])(?P=twice))[A-Za-z]{2}"
 _NAME = re.compile(
-    rf"(?:(?:\\Delta\s*)?(?:{_LETTER}|(?!(?P<twice>[A-Za-z])(?P=twice))[A-Za-z]{{2}}|[A-Z]{{3,5}})|(?P<words>\\text\{{[A-Za-z ]+\}}|[A-Za-z]{{3,}})"
-    r"|\\(?:angle|triangle)\s*[A-Z]{1,3})(?:_\{[^{}]*\}|_\w)?'*(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
+    rf"(?:(?:\\Delta\s*)?(?:{_LETTER}|{_TWO_LETTERS}|[A-Z]{{3,5}})"
+    r"|(?P<words>\\text\{[A-Za-z ]+\}|[A-Za-z]{3,})|\\(?:angle|triangle)\s*[A-Z]{1,3})(?:_\{[^{}]*\}|_\w)?'*"
+    r"(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?"
 )
 # Words that name a value. Any other word may say that it is not the answer.
 _NAMING = (
