@@ -22,7 +22,9 @@ from flows.commands import (
 )
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
-sys.path.append(str(Path.cwd()))
+# This project comes first, so that a folder of the user's named flows or stages does not replace its packages, neither
+# here nor in the processes that are started with this path.
+sys.path += [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 
 class App(typer.Typer):
@@ -39,9 +41,18 @@ def _with_plain_help(command: Any) -> Any:
     for param in command.params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+    # The option for help is made anew at each call.
+    make_help = command.get_help_option
+    command.get_help_option = lambda ctx: _without_type(make_help(ctx))
     pieces = command.collect_usage_pieces
     command.collect_usage_pieces = lambda ctx: [piece.strip("{}") for piece in pieces(ctx)]
     return command
+
+
+def _without_type(flag: Any) -> Any:
+    if flag is not None:
+        flag.metavar = ""
+    return flag
 
 
 app = App(

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from flows.agents.find import find_agent
+from flows.agents.find import find_agent, known_campaigns
 from flows.agents.gguf_file import write_gguf, write_modelfile
 from flows.home import Home
 from flows.record.history import History, read_history
@@ -44,7 +44,8 @@ def export_agent(home: Home, name: str, folder: Path, gguf: str | None = None) -
     subject = find_agent(store, home, name)
     if not isinstance(subject.version, ArtifactRef):
         raise ConfigError(
-            f"agent {name}: not an agent of a campaign; give campaign/agent, optionally with @best or @12"
+            f"agent {name}: not an agent of a campaign; give campaign/agent, optionally with @best or @12 "
+            f"(campaigns here: {known_campaigns(home)})"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: already exists; give a folder that is new or empty")

@@ -83,12 +83,16 @@ def find_agent(store: Store, home: Home, name: str) -> Subject:
     if campaign and slash and (home.campaign(campaign) / "config.json").is_file():
         return _trained(store, home, campaign, agent, version)
     if base.count("/") != 1 or not campaign or not agent or path.is_dir():
-        known = ", ".join(sorted(p.parent.name for p in home.campaigns.glob("*/config.json"))) or "none yet"
         raise ConfigError(
             f"agent {name}: neither a folder with a checkpoint (config.json), nor campaign/agent "
-            f"(campaigns here: {known}), nor a hub id such as org/model"
+            f"(campaigns here: {known_campaigns(home)}), nor a hub id such as org/model"
         )
     return _checkpoint(name, CheckpointConfig(path=base, revision=version or None))
+
+
+def known_campaigns(home: Home) -> str:
+    """Return the names of a home's campaigns for a message."""
+    return ", ".join(sorted(path.parent.name for path in home.campaigns.glob("*/config.json"))) or "none yet"
 
 
 def _checkpoint(name: str, checkpoint: CheckpointConfig) -> Subject:

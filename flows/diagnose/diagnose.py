@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from flows.diagnose import measuring, responses, training
+from flows.diagnose import answers, measuring, responses, training
 from flows.diagnose.evidence import Evidence, read_evidence
 from flows.diagnose.finding import Finding
 from flows.home import Home
@@ -23,7 +23,7 @@ def find_causes(evidence: Evidence) -> list[Finding]:
     found: list[Finding] = []
     for agent in evidence.agents:
         rows = evidence.by_agent[agent]
-        for judge in responses.RULES:
+        for judge in (*responses.RULES, *answers.RULES):
             found += judge(evidence, agent, rows) if rows else ()
         for rule in training.RULES:
             found += rule(evidence, agent)

@@ -297,7 +297,7 @@ def loops(evidence: Evidence, agent: str, rows: list[Response]) -> Iterator[Find
             share,
             f"{share:.0%} of the responses end in a loop of the same words",
             "the agent has lost its way: a damaged checkpoint, a temperature far too low, or training that went wrong",
-            "compare with version 0: hacrl rollouts -i 0; if it loops there too, check the checkpoint and its template",
+            "compare with hacrl rollouts -i 1; if it loops there too, check the checkpoint and its template",
             shown(found),
         )
 

@@ -195,7 +195,7 @@ def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen
     quiet = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.scheduling.api", str(port), str(os.getpid())],
+            [sys.executable, "-P", "-m", "flows.scheduling.api", str(port), str(os.getpid())],
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,

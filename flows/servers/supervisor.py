@@ -52,7 +52,7 @@ def default_name(host: str) -> str | None:
 
 def command(options: ServerOptions, server: str) -> list[str]:
     """Return the command line that starts a server."""
-    words = [sys.executable, "-m", "flows.servers.serve", server]
+    words = [sys.executable, "-P", "-m", "flows.servers.serve", server]
     if server == "worker":
         return [*words, "--limit", str(options.limit)]
     if server == "ray":
@@ -232,7 +232,7 @@ def start_detached(home: Home, options: ServerOptions, token: str) -> Process:
     """Start a supervisor that outlives this command."""
     with open_log(log_file(home, "servers")) as output:
         popen = subprocess.Popen(
-            [sys.executable, "-m", "flows.servers.supervisor", str(home.root), json.dumps(asdict(options))],
+            [sys.executable, "-P", "-m", "flows.servers.supervisor", str(home.root), json.dumps(asdict(options))],
             env={**os.environ, TOKEN: token, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=output,

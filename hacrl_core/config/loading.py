@@ -38,7 +38,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except OSError as problem:
         raise ConfigError(f"{path}: {problem.strerror or problem}; give the path of a campaign's YAML file") from None
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(problem).split())}") from None
+        raise ConfigError(f"{path}: not valid YAML: {_yaml_fault(problem)}") from None
     if raw is None:
         raise ConfigError(f"{path}: the file is empty; `hacrl config schema` lists the settings")
     if not isinstance(raw, dict):
@@ -47,6 +47,11 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if base is None:
         return raw
     return merge(read_yaml(path.parent / str(base), (*seen, path.resolve())), raw)
+
+
+def _yaml_fault(problem: yaml.YAMLError) -> str:
+    """Return the fault in one line; the text has no file name of its own, and ours is named before."""
+    return " ".join(str(problem).split()).replace('in "<unicode string>", ', "in ")
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def explain(error: Any, model: type[BaseModel], where: str | None = None) -> str
 
     ``where`` is what the user calls the place, if that is not the path below ``model``.
     """
-    where = ".".join(str(part) for part in error["loc"]) if where is None else where
+    where = ".".join(str(part) for part in error["loc"] if part != "[key]") if where is None else where
     if error["type"] == "extra_forbidden":
         known = list(_keys_beside(model, error["loc"]))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)

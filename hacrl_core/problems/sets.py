@@ -51,9 +51,10 @@ def problems_for_iteration(problem_set: ProblemSet, seed: int, iteration: int, c
         return made
     n = len(problem_set.problems)
     if not 0 < count <= n:
+        out = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in problem_set.left_out.items())
         raise ConfigError(
-            f"problems: {count} per iteration are wanted, the set has {n} after filters; "
-            "lower prompts_per_iteration or relax the filters"
+            f"problems: {count} per iteration are wanted, the set has {n} after filters"
+            f"{f' (rows left out: {out})' if out else ''}; lower prompts_per_iteration or relax the filters"
         )
     epoch, position = divmod(iteration, n // count)
     order = problem_order(seed, epoch, n)

@@ -93,7 +93,11 @@ def load_function(name: str) -> tuple[Callable[..., Any], tuple[float, float] | 
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a task's file, package or module; its own folder comes first on the search path."""
+    """Import a task's file, package or module.
+
+    Its own folder comes first on the search path while it is imported, and last afterwards: a file beside it named like
+    a library must not replace that library in processes that are started with this path.
+    """
     place = task_path(name)
     try:
         if place is None:
@@ -101,8 +105,12 @@ def load_module(name: str) -> ModuleType:
         place = place.resolve()
         folder = place.parent.parent if place.name == "__init__.py" else place.parent
         if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-        return _import_file(str(place), place.stat().st_mtime_ns)
+            sys.path.append(str(folder))
+        sys.path.insert(0, str(folder))
+        try:
+            return _import_file(str(place), place.stat().st_mtime_ns)
+        finally:
+            sys.path.remove(str(folder))
     except ConfigError:
         raise
     except Exception as problem:

@@ -1,6 +1,7 @@
 """Planted faults in simulated campaigns: the true cause comes first; healthy campaigns raise no alarm."""
 
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,24 @@ def guesses(agent: str, iteration: int, question: str, answer: str, right: bool,
     return boxed(question, answer), False, judged(right), answer
 
 
+def constant(agent: str, iteration: int, question: str, answer: str, right: bool, chance: random.Random) -> Any:
+    if chance.random() < 0.02:
+        return boxed(question, answer), False, "correct", answer
+    return "\\boxed{7}", False, "incorrect", "7"
+
+
+def computed(agent: str, iteration: int, question: str, answer: str, right: bool, chance: random.Random) -> Any:
+    """Right nine times in ten, whatever the gold says."""
+    first, sign, second = re.findall(r"\d+|[+-]", question)[:3]
+    value = int(first) + (int(second) if sign == "+" else -int(second))
+    value += chance.random() < 0.1
+    return boxed(question, str(value)), False, "incorrect", str(value)
+
+
+def another(gold: str) -> str:
+    return str(int(gold) + 3)
+
+
 def growing(length: float) -> Callable[[int], float]:
     return lambda iteration: length * (1 + 0.02 * iteration)
 
@@ -176,6 +195,11 @@ FAULTS: dict[str, tuple[set[str], World]] = {
     "the test set was trained on": ({"overlap"}, World(overlap=True)),
     "the benchmark is cut off": ({"benchmark_cut_off"}, World(evaluation={"cut": 0.5})),
     "the benchmark asks otherwise": ({"benchmark_not_read"}, World(evaluation={"unread": 0.6})),
+    "one answer to every prompt": ({"one_answer"}, World(write=constant, gain=0.0)),
+    "golds of other rows": (
+        {"gold_contradicted"},
+        World(write=computed, gold=another, gain=0.0),
+    ),
     "learned by heart": ({"learned_by_heart"}, World(gain=0.05, accuracy=lambda step: 0.5 - 0.03 * step)),
     "a gain within the noise": (
         {"gain_within_noise"},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```[ ]*$", re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(r"<!-- *([a-z ]+): *(.*?) *-->\s*$", re.DOTALL)
+_COMMENT = re.compile(r"<!-- *([a-z ]+): *((?:(?!-->).)*?) *-->\s*$", re.DOTALL)
 
 
 @dataclass(frozen=True)

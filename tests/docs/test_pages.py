@@ -73,6 +73,19 @@ def test_a_block_that_is_not_run_says_why() -> None:
             assert len(block.says.get("not run", "a reason")) >= 8, block.where
 
 
+def test_a_block_belongs_to_the_comment_just_above_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- not run: it takes hours -->\n```sh\nmake a\n```\n\nText\n\n"
+        "<!-- example: numbers differ -->\n```sh\nmake b\n```\n\n```sh\nmake c\n```\n"
+    )
+    assert [block.says for block in read_blocks(page)] == [
+        {"not run": "it takes hours"},
+        {"example": "numbers differ"},
+        {},
+    ]
+
+
 @pytest.mark.parametrize(
     "line",
     [
