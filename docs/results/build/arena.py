@@ -25,7 +25,9 @@ class Task:
 
 TASKS = (
     Task(
-        ("even",), "taught the same", "both agents were taught half addition, half subtraction; rates tuned per method"
+        ("even", "even-methods"),
+        "taught the same",
+        "half addition, half subtraction for both agents; rates tuned per method of even.yaml",
     ),
     Task(("main", "rivals"), "opposite strengths", "ada was taught mostly addition, ben mostly subtraction"),
     Task(("confirm",), "the same, fresh seeds", "claims written down before"),
@@ -43,6 +45,14 @@ LABELS = {
     "pessimistic": "HACPO, pessimistic",
     "undamped": "pessimistic, α = 0",
     "closed": "pessimistic, α = 0, δ = 0",
+    "calibrated": "HACPO, calibrated",
+    "raft_foreign": "foreign successes only (RAFT)",
+    "topr": "TOPR",
+    "cispo": "CISPO",
+    "luffy": "LUFFY",
+    "prp": "PRP",
+    "xgrpo": "XGRPO",
+    "sgt": "SGT",
 }
 
 
@@ -64,10 +74,20 @@ def arena(tasks: Mapping[str, Ends]) -> list[tuple[str, list[str], float]]:
 
 
 def ends_of(task: Task) -> Ends:
-    """Read a task's cells, with one name for each method. Sweeps of one task share seeds and first versions."""
-    parts = [read_ends(sweep) for sweep in task.sweeps]
-    after = {SAME.get(method, method): seeds for part in parts for method, seeds in part.after.items()}
+    """Read a task's cells, with one name for each method. Sweeps of one task share seeds and first versions.
+
+    A sweep without committed cells is left out; a method that several sweeps have is that of the first one.
+    """
+    parts = [read_ends(sweep) for sweep in _there(task)]
+    after: dict[str, Mapping[int, float]] = {}
+    for part in parts:
+        for method, seeds in part.after.items():
+            after.setdefault(SAME.get(method, method), seeds)
     return Ends(parts[0].before, after, parts[0].no_signal)
+
+
+def _there(task: Task) -> list[str]:
+    return [sweep for sweep in task.sweeps if (RESULTS / f"{sweep}-cells.csv").exists()]
 
 
 def page() -> str:
@@ -81,7 +101,7 @@ def page() -> str:
     lines += [f"| {label} | " + " | ".join(cells) + f" | {mean:+.1f} |" for label, cells, mean in arena(tasks)]
     lines += [
         MIDDLE,
-        *(f"* **{t.name}** ({' and '.join(f'{name}.yaml' for name in t.sweeps)}): {t.what}." for t in TASKS),
+        *(f"* **{t.name}** ({' and '.join(f'{name}.yaml' for name in _there(t))}): {t.what}." for t in TASKS),
         BOTTOM,
     ]
     return "\n".join(lines)
@@ -105,7 +125,8 @@ see [results](results.md) and [the first comparison](results/complementary.md). 
 without correction.
 
 `make arena` runs a quick look at seven methods, two seeds each, in minutes. Methods that have not been run on more than
-that: `hacrl methods` lists them all. The page is written by `docs/results/build/arena.py` from the committed cells.
+that: `hacrl methods` lists them all, and `configs/sweeps/even-methods.yaml` would bring nine of them into the first
+column. The page is written by `docs/results/build/arena.py` from the committed cells.
 """
 
 if __name__ == "__main__":

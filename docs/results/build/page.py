@@ -44,6 +44,9 @@ SWEEPS = (
     "even-tuning",
     "even",
     "even-longer",
+    "even-methods",
+    "even-three",
+    "switches",
 )
 # Template → page below docs, and the sweep that it cannot do without.
 PAGES = {
