@@ -1,12 +1,13 @@
 """What staleness and hostile parties cost in accuracy, over seeds, on a small pair of agents.
 
-    python benchmarks/exchange.py [--seeds 8] [--attack-seeds 4] [--iterations 10] [--minutes 12] [--first-seed 0]
+    python benchmarks/exchange.py [--seeds 16] [--attack-seeds 8] [--iterations 10] [--minutes 12] [--first-seed 0]
 
 Each seed runs one campaign of two parties in several ways, in one process and on the real stages: everyone fresh,
 staleness 1, ada alone, and once for each attack of ben on ada. Ben's tables are changed before ada sees them, and ada
 applies the checks of an exchange: where one of them finds the attack, nothing of ben is used from that round on. First
-versions are those of seed 0 for all seeds. Everything is kept in the home, so the command can be stopped and given
-again. Prints accuracy, and paired differences with an interval of 95 %.
+versions are those of seed 0 for all seeds. Accuracy is that of two samples at temperature 1 for each of 2400 held-out
+problems. Everything is kept in the home, so the command can be stopped and given again. Prints accuracy, and paired
+differences with an interval of 95 %.
 """
 
 import argparse
@@ -45,8 +46,8 @@ ARMS = ("fresh", "staleness 1", "alone")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--attack-seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--attack-seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0, help="several processes may measure different seeds")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further campaign after so long")
@@ -55,10 +56,10 @@ def main() -> None:
     torch.set_num_threads(1)
     results = Results(chosen.home / f"results-{chosen.iterations}")
     store, begun = Store(chosen.home / "store"), time.monotonic()
-    plan = [(arm, seed) for seed in range(chosen.first_seed, chosen.seeds) for arm in ARMS[:2]]
     tried = range(chosen.first_seed, min(chosen.seeds, chosen.attack_seeds))
-    attacks = [(arm, seed) for seed in tried for arm in (ARMS[2], *ATTACKS)]
-    for arm, seed in [*plan, *attacks]:
+    attacks = [(arm, seed) for seed in tried for arm in (ARMS[0], ARMS[2], *ATTACKS)]
+    late = [(arm, seed) for seed in range(chosen.first_seed, chosen.seeds) for arm in ARMS[:2]]
+    for arm, seed in [*attacks, *late]:
         if results.path(arm, seed).exists():
             continue
         if time.monotonic() - begun > 60 * chosen.minutes:
@@ -132,7 +133,7 @@ def configured(seed: int, iterations: int, arm: str) -> CampaignConfig:
 
 def run_arm(config: CampaignConfig, store: Store, arm: str) -> dict[str, Any]:
     """Run a campaign; return the accuracy of both agents and the round in which an attack was found."""
-    runner = Inline(store, config, ATTACKS.get(arm))
+    runner = Inline(store, config, ATTACKS.get(arm), {"ada"} if arm not in ARMS[:2] else set(config.agents))
     guard = Guard(config, runner, alone=arm == "alone")
     run_campaign(config, StageCalls(config), runner, guard)
     found: dict[str, Any] = {}
@@ -149,8 +150,10 @@ def run_arm(config: CampaignConfig, store: Store, arm: str) -> dict[str, Any]:
 class Inline:
     """Runs every stage on the spot, and puts an attack's tables in the place of ben's."""
 
-    def __init__(self, store: Store, config: CampaignConfig, attack: Attack | None) -> None:
-        self.store, self.config, self.attack = store, config, attack
+    def __init__(self, store: Store, config: CampaignConfig, attack: Attack | None, evaluated: set[str]) -> None:
+        self.store, self.config, self.attack, self.evaluated = store, config, attack, evaluated
+        # Of an attack that was found nothing is used any more.
+        self.is_found = False
         self.contexts: dict[str, Context] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.tables: dict[int, Tables] = {}
@@ -160,12 +163,12 @@ class Inline:
         if planned.stage == "warmstart":
             first = StageCalls(self.config.model_copy(update={"seed": 0})).origin(planned.agent)
             planned = replace(planned, seed=first.seed)
-        if planned.stage == "evaluate" and (not planned.iteration or (self.attack and planned.agent == "ben")):
+        if planned.stage == "evaluate" and (not planned.iteration or planned.agent not in self.evaluated):
             # The same for all arms, or nobody's loss.
             return Done(planned, Outcome(ArtifactRef("evaluate", "", "", Path()), True, 0.0, {}))
         call = planned.bound()
         outcome = run_stage(self.store, call, self.contexts.setdefault(call.agent, Context()))
-        if self.attack is not None and call.agent == "ben" and call.stage == "share":
+        if self.attack is not None and not self.is_found and call.agent == "ben" and call.stage == "share":
             outcome = replace(outcome, ref=self.forged(call, outcome.ref, self.attack))
         self.outcomes[call.label] = outcome
         return Done(planned, outcome)
@@ -219,7 +222,7 @@ class Guard(Everybody):
         try:
             self.check(iteration, offered)
         except Refused as refused:
-            self.caught, self.why = iteration, f"{refused.reason}: {refused.what}"
+            self.caught, self.why, self.runner.is_found = iteration, f"{refused.reason}: {refused.what}", True
             return ["ada"]
         return heard
 

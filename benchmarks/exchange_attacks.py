@@ -132,6 +132,26 @@ def _terse(tables: Tables, one_of: int = 1) -> None:
         row.update(response_text=text, finish_reason="stop", tokens=len(text))
 
 
+def _terse_and_cut(tables: Tables) -> None:
+    """The same, and say of each answer that it was cut off at the limit: nothing is known of how it would have gone on."""
+    _terse(tables)
+    for row in tables.answers:
+        row["finish_reason"] = "length"
+
+
+def _one_token_each(tables: Tables) -> None:
+    """Say that each text is a single token. Its probability is claimed as it is, and its mean log-prob is far too low."""
+    for row in tables.answers:
+        row["tokens"] = 1
+
+
+def _whole_as_one(tables: Tables) -> None:
+    _true_claims(tables)
+    lengths = {row["rollout_id"]: row["tokens"] for row in tables.true_claims}
+    for row in tables.claims:
+        row["mean_logprob"] *= lengths[row["rollout_id"]]
+
+
 @dataclass(frozen=True)
 class Attack:
     """What is done to the answers, to the claims, and whether rewards are lied about."""
@@ -154,6 +174,12 @@ ATTACKS = {
         Attack("publishes wrong answers only", _only(right=False)),
         Attack("repeats one answer", _repeat),
         Attack("right answers without working, claims made to fit", _terse, _as_the_learner),
-        Attack("the same for one answer in eight", lambda tables: _terse(tables, 8), _fitting_where_changed),
+        Attack("right answers without working, marked as cut off", _terse_and_cut, _as_the_learner),
+        Attack("says that each answer is one token", _one_token_each, _whole_as_one),
+        Attack(
+            "one answer in eight without working, claims made to fit",
+            lambda tables: _terse(tables, 8),
+            _fitting_where_changed,
+        ),
     )
 }

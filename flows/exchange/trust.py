@@ -46,7 +46,10 @@ def inspect(
 def _answers(
     answers: ArtifactRef, claims: ArtifactRef | None, scores: ArtifactRef, verdicts: ArtifactRef
 ) -> list[Answer]:
-    """Join a party's answers with its claims and the learner's scores; those that were cut off are left out."""
+    """Join a party's answers with its claims and the learner's scores.
+
+    Those that were cut off are among them: their author says so itself, and learners learn from them.
+    """
     claimed = {}
     if claims is not None:
         rows = read_table(claims.path / "claims.parquet", CLAIMS).to_pylist()
@@ -54,13 +57,13 @@ def _answers(
     table = read_table(scores.path / "scores.parquet", SCORES).select(
         ["rollout_id", "token_ids", "mean_logprob", "truncated"]
     )
-    scored = {row["rollout_id"]: row for row in table.to_pylist() if not row["truncated"]}
+    scored = {row["rollout_id"]: row for row in table.to_pylist()}
     judged = read_table(verdicts.path / "verdicts.parquet", VERDICTS).select(["rollout_id", "reward"]).to_pylist()
     right = {row["rollout_id"] for row in judged if row["reward"] > 0}
     found = []
     for row in read_table(answers.path / "answers.parquet", ANSWERS).to_pylist():
         score = scored.get(row["rollout_id"])
-        if row["finish_reason"] != "stop" or score is None or (claims is not None and row["rollout_id"] not in claimed):
+        if score is None or (claims is not None and row["rollout_id"] not in claimed):
             continue
         tokens = len(score["token_ids"])
         found.append(
@@ -71,6 +74,7 @@ def _answers(
                 score["mean_logprob"] * tokens,
                 tokens,
                 row["rollout_id"] in right,
+                score["truncated"],
             )
         )
     return found
@@ -79,6 +83,5 @@ def _answers(
 def _own_texts(rollouts: ArtifactRef) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = defaultdict(list)
     for row in read_answers(rollouts.path).to_pylist():
-        if row["finish_reason"] == "stop":
-            texts[row["prompt_id"]].append(row["response_text"])
+        texts[row["prompt_id"]].append(row["response_text"])
     return texts

@@ -6,12 +6,15 @@ quantities are bounded in expectation, whatever its policy. Each is compared ove
 by a one-sided t-test; a hard bound needs no test.
 
 * mass: distinct texts of one prompt are disjoint events, so their claimed probabilities sum to at most 1. Always.
-* ratio: E[exp(L − S)] ≤ 1 under the sampler. Claims that are too low break it.
+* ratio: E[exp(L − S)] ≤ 1 under the sampler. Claims that are too low break it. A text that is longer than the
+  learner's limit is left out here and nowhere else: its beginning is likelier than the whole.
 * repeats: two answers to one prompt are equal as often as claimed: E[exp(S)] estimates the same number. Repeated
   answers are equal more often.
 * picks: a right text that occurs at all occurs as often as its claimed probability says. Answers that were picked from
   many have right texts more often.
 * copies: how many of its answers are also ours follows from L alone, since ours were drawn without it.
+
+A text that was cut off at the sampler's limit counts like any other: S and L are then of texts that begin like this.
 
 One more says nothing about honesty: *alien* texts are hardly possible for anybody, and with claims that say so they
 would lie inside the learner's window. Such a round is left out.
@@ -45,7 +48,7 @@ ALIEN_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of another party that ended by itself."""
+    """One answer of another party."""
 
     prompt: str
     text: str
@@ -53,6 +56,7 @@ class Answer:
     scored: float  # by the learner
     tokens: int  # in the learner's tokens
     is_right: bool = False
+    is_part: bool = False  # the learner has scored only the text's beginning, as much as its own limit allows
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ def _mass(groups: Mapping[str, Sequence[Answer]]) -> Finding:
 def _ratio(groups: Mapping[str, Sequence[Answer]]) -> Finding:
     excess = []
     for group in groups.values():
-        ratios = [min(np.exp(min(a.scored - _claim(a), 10.0)), _RATIO_CAP) for a in group]
+        ratios = [min(np.exp(min(a.scored - _claim(a), 10.0)), _RATIO_CAP) for a in group if not a.is_part]
+        if not ratios:
+            continue
         excess.append(float(np.mean(ratios)) - 1 - RATIO_MARGIN)
     mean = np.mean(excess) + 1 + RATIO_MARGIN if excess else 0.0
     return Finding(
