@@ -133,14 +133,14 @@ def _terse(tables: Tables, one_of: int = 1) -> None:
 
 
 def _terse_and_cut(tables: Tables) -> None:
-    """The same, and say of each answer that it was cut off at the limit: nothing is known of how it would have gone on."""
+    """The same, and say of each answer that it was cut off at the limit."""
     _terse(tables)
     for row in tables.answers:
         row["finish_reason"] = "length"
 
 
 def _one_token_each(tables: Tables) -> None:
-    """Say that each text is a single token. Its probability is claimed as it is, and its mean log-prob is far too low."""
+    """Say that each text is one token: its probability is claimed as it is, its mean log-prob is far too low."""
     for row in tables.answers:
         row["tokens"] = 1
 

@@ -4,13 +4,12 @@ A party commits itself to a version's digest and to the key of its generate call
 prompts, settings and seeds, so on the built-in engine in float32 the answers follow from the version alone.
 """
 
-import io
 import tempfile
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from rich.console import Console
 
+from flows.exchange.receiving import check_size, read_answers_of
 from flows.exchange.status import mailbox_of
 from flows.home import Home
 from flows.run.runner import Done
@@ -19,6 +18,7 @@ from hacrl_core.artifacts import ArtifactRef, Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.tables import read_answers
 from hacrl_core.errors import ConfigError
+from hacrl_core.exchange.messages import Refused
 from stages.runner import run_stage
 from stages.spec import Context, Outcome, find_stage
 
@@ -39,8 +39,14 @@ def audit_answers(console: Console, config: CampaignConfig, home: Home, agent: s
         )
     store = open_store(home.store)
     version = _version(store, commit.policy, agent)
-    told = pq.read_table(io.BytesIO(mailbox.fetch(message, "answers.parquet"))).to_pylist()
     again, key = _sample_again(config, store, version, agent, iteration)
+    try:
+        check_size(message, "answers.parquet", len(again), config)
+        table = mailbox.fetch(message, "answers.parquet")
+        told = read_answers_of(table, message, list(dict.fromkeys(str(r["prompt_id"]) for r in again)), config)
+    except Refused as refused:
+        console.print(f"round {iteration + 1}, {refused}", style="red", markup=False, soft_wrap=True)
+        return 1
     if key != commit.key:
         console.print(f"{agent} committed itself to other prompts, settings or seeds than the campaign's", style="red")
         return 1

@@ -9,8 +9,10 @@ import hashlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +34,7 @@ _OWN_OF_AGENTS = {"checkpoint", "device", "gpus", "attention", "node", "joins", 
 _PATIENCE = 5.0
 # A message has a few hundred bytes. Nothing larger is downloaded.
 _LARGEST_MESSAGE = 1 << 16
+_MOST_EVIDENCE = 8
 
 
 def campaign_digest(config: CampaignConfig, iteration: int) -> str:
@@ -56,6 +59,15 @@ def campaign_digest(config: CampaignConfig, iteration: int) -> str:
     return digest_of(shared)
 
 
+@dataclass(frozen=True)
+class Closing:
+    """Who is in a round as somebody signed it, and when it was written by the bucket's clock."""
+
+    message: Message
+    at: float
+    raw: bytes
+
+
 class Mailbox:
     """Reads and writes the messages of one campaign as one party."""
 
@@ -72,6 +84,8 @@ class Mailbox:
         # What was read of rounds that are not over; by its place.
         self._known: dict[str, Message] = {}
         self._lock = threading.Lock()
+        # How often somebody was refused for a reason in a round.
+        self._told: Counter[tuple[str, str, int]] = Counter()
 
     def forget(self, iteration: int) -> None:
         """Let go of what was read of rounds up to this one; it is on the disk."""
@@ -110,7 +124,8 @@ class Mailbox:
     def send(self, message: Message, tables: Mapping[str, bytes]) -> None:
         """Write tables, then the message that names them; waits while the bucket is away. A message stands once sent.
 
-        What somebody without our key wrote in our place is overwritten.
+        What somebody else wrote in our place is overwritten. So is a message of our own that says something else: it is
+        one of an earlier attempt, or was brought here from one, and its tables are no longer there.
         """
         place = path_of(self.me, message.kind, message.agent, message.iteration)
         raw = seal(message, self._private)
@@ -118,10 +133,10 @@ class Mailbox:
             self._patiently(lambda p=path, d=data: self.bucket.write(self.table_path(message, p), d))  # type: ignore[misc]
         if not self._patiently(lambda: self.bucket.create(self.object_path(place), raw)):
             try:
-                found = self._read(place, self.me, _LARGEST_MESSAGE) or b""
-                check_place(
-                    unseal(found, self.me, self.keys, place), message, self.config.parties[self.me].agents, place
-                )
+                found = unseal(self._read(place, self.me, _LARGEST_MESSAGE) or b"", self.me, self.keys, place)
+                check_place(found, message, self.config.parties[self.me].agents, place)
+                if found != message:
+                    raise Refused(self.me, "replayed", f"{place} is an earlier message of this party")
             except Refused as refused:
                 self._warn(f"exchange: {refused}; it stood in our place and was replaced")
                 self._patiently(lambda: self.bucket.write(self.object_path(place), raw))
@@ -179,6 +194,14 @@ class Mailbox:
             self._known[place] = message
         return message
 
+    def peek(self, place: str, party: str | None) -> Message | None:
+        """Return what a party, or any of them, has signed in a place of the bucket now; nothing is kept."""
+        raw = self._read(place, party or "somebody", _LARGEST_MESSAGE)
+        signer = party or _signer(raw or b"")
+        if raw is None or signer not in self.keys:
+            return None
+        return unseal(raw, signer, self.keys, place)
+
     def fetch(self, message: Message, path: str) -> bytes:
         """Return a table that travels with a message; raise Refused where it is not what was signed.
 
@@ -197,7 +220,7 @@ class Mailbox:
                 return data
             time.sleep(self.config.exchange.poll_seconds * attempt)
         refused = Refused(message.party, "altered", f"{path} of {message.label} is not what was signed, or missing")
-        self.refuse(refused, {"message.json": message.model_dump_json().encode(), path: data or b""}, message.iteration)
+        self.refuse(refused, {"message.json": self.sealed(message), path: data or b""}, message.iteration)
         raise refused
 
     def kept_closing(self, phase: str, iteration: int) -> Message | None:
@@ -205,8 +228,8 @@ class Mailbox:
         kept = self.folder / "received" / round_path(phase, iteration)
         return Message.model_validate(json.loads(kept.read_bytes())["message"]) if kept.exists() else None
 
-    def closing(self, phase: str, iteration: int) -> tuple[Message, float] | None:
-        """Return how a round was closed, and when by the bucket's clock; raise Refused where nobody signed that."""
+    def closing(self, phase: str, iteration: int) -> Closing | None:
+        """Return how a round was closed; raise Refused where no party signed that."""
         place = round_path(phase, iteration)
         raw = self._read(place, "somebody", _LARGEST_MESSAGE)
         stat = self._patiently(lambda: self.bucket.stat(self.object_path(place)))
@@ -214,7 +237,7 @@ class Mailbox:
             return None
         signer = _signer(raw)
         if signer not in self.keys:
-            raise Refused(signer or "somebody", "unsigned", f"{place} names no party as its author")
+            raise Refused("somebody", "unsigned", f"{place} names no party as its author")
         message = unseal(raw, signer, self.keys, place)
         if (message.campaign, message.kind, message.iteration, message.source) != (
             self.campaign(iteration),
@@ -223,14 +246,17 @@ class Mailbox:
             phase,
         ):
             raise Refused(signer, "replayed", f"{place} was signed for another round")
-        return message, stat.modified
+        return Closing(message, stat.modified, raw)
 
-    def keep_closing(self, phase: str, iteration: int) -> None:
-        """Keep a closing that was found right."""
-        place = round_path(phase, iteration)
-        raw = self._read(place, "somebody", _LARGEST_MESSAGE)
-        if raw is not None:
-            self._keep("received", place, raw)
+    def keep_closing(self, phase: str, iteration: int, closing: Closing) -> None:
+        """Keep a closing that was found right; what stands in the bucket by now may be another one."""
+        self._keep("received", round_path(phase, iteration), closing.raw)
+
+    def sent_at(self, kind: Kind, agent: str, iteration: int) -> float | None:
+        """Return when the message that stands in an agent's place was written, by the bucket's clock."""
+        path = self.object_path(path_of(self.config.party_of(agent), kind, agent, iteration))
+        stat = self._patiently(lambda: self.bucket.stat(path))
+        return None if stat is None else stat.modified
 
     def closed_at(self, phase: str, iteration: int) -> float:
         """Return when somebody closed a round, by the bucket's clock, whatever the closing says; 0 if nobody did."""
@@ -249,17 +275,28 @@ class Mailbox:
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def refuse(self, refused: Refused, evidence: Mapping[str, bytes], iteration: int = 0) -> None:
-        """Say once what was refused, and keep the evidence: what has evidence was told before."""
+        """Say once what was refused, and keep the evidence: what has evidence was told before.
+
+        Of one party and reason in a round only the first few are kept: words that change with every look must fill no
+        disk.
+        """
+        who = refused.party if refused.party in self.keys else "somebody"
         name = hashlib.sha256(f"{iteration}: {refused}".encode()).hexdigest()[:12]
-        folder = self.folder / "evidence" / f"{refused.party}-{refused.reason}-{name}"
-        if (folder / "why.json").exists():
+        folder = self.folder / "evidence" / f"{who}-{refused.reason}-{name}"
+        if (folder / "why.json").exists() or self._told[who, refused.reason, iteration] >= _MOST_EVIDENCE:
             return
+        self._told[who, refused.reason, iteration] += 1
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in evidence.items():
             (folder / Path(path).name).write_bytes(data)
-        about = {"party": refused.party, "reason": refused.reason, "what": refused.what, "iteration": iteration}
+        about = {"party": who, "reason": refused.reason, "what": refused.what, "iteration": iteration}
         replace_synced(folder / "why.json", json.dumps(about, indent=1))
         self._warn(f"exchange: {refused}; the evidence is in {folder}")
+
+    def sealed(self, message: Message) -> bytes:
+        """Return the bytes in which another party's message came, with its signature: evidence for others."""
+        kept = self.folder / "received" / path_of(message.party, message.kind, message.agent, message.iteration)
+        return kept.read_bytes() if kept.exists() else message.model_dump_json().encode()
 
     def quarantined(self) -> dict[str, int]:
         """Return the parties that were caught, and the round of each: from then on nothing of theirs is used."""
@@ -290,7 +327,7 @@ class Mailbox:
         stat = self._patiently(lambda: self.bucket.stat(path))
         if stat is not None and stat.size > most:
             raise Refused(party, "altered", f"{place} has {stat.size} bytes, and at most {most} can be right")
-        return None if stat is None else self._patiently(lambda: self.bucket.read(path))
+        return None if stat is None else self._patiently(lambda: self.bucket.read(path, most))
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """Ask the bucket, again and again while it is away; say so once each time it goes away."""
@@ -324,5 +361,5 @@ def table_of(path: str, data: bytes) -> Table:
 def _signer(raw: bytes) -> str:
     try:
         return str(json.loads(raw)["message"]["party"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""

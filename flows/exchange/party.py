@@ -167,7 +167,7 @@ class PartyRun:
                 check_claims(data, message, answers, self.config)
                 rows, tag = len(answers), CLAIMS.tag
         except Refused as refused:
-            evidence = {"message.json": message.model_dump_json().encode(), path: data}
+            evidence = {"message.json": self.mailbox.sealed(message), path: data}
             self.mailbox.refuse(refused, evidence, message.iteration)
             raise
         ref = import_table(self.store, bound, path, tag, rows, data)
@@ -258,7 +258,7 @@ class PartyRun:
         for kind in ("answers", "claims"):
             message = self.mailbox.find(kind, sampler, iteration, local=self.local)
             if message is not None:
-                found[f"{kind}.message.json"] = message.model_dump_json().encode()
+                found[f"{kind}.message.json"] = self.mailbox.sealed(message)
         with suppress(Refused, CacheMiss):
             if sampler in offered.claims:
                 claims = offered.claims[sampler].outcome().ref
@@ -284,7 +284,7 @@ class PartyRun:
                 mine = (own.path / "verdicts.parquet").read_bytes()
                 answers = (self.rounds.answers[sampler, iteration].path / "answers.parquet").read_bytes()
                 evidence = {"published-verdicts.parquet": told, "right-verdicts.parquet": mine}
-                signed = message.model_dump_json().encode()
+                signed = self.mailbox.sealed(message)
                 self.mailbox.refuse(
                     refused, {**evidence, "answers.parquet": answers, "message.json": signed}, iteration
                 )

@@ -14,6 +14,7 @@ from hacrl_core.contracts.manifest import Provenance
 from hacrl_core.contracts.tables import ANSWERS, CLAIMS, VERDICTS, TableSchema, read_table
 from hacrl_core.errors import ContractError
 from hacrl_core.exchange.messages import Message, Refused
+from hacrl_core.exchange.trial import TrialFailed, try_table
 from stages.spec import StageCall, find_stage
 
 # What no two machines need to agree on: how long a verifier was allowed to take.
@@ -53,10 +54,11 @@ def read_answers_of(data: bytes, message: Message, prompts: Sequence[str], confi
             f"{message.label} has a text of {longest} characters, more than {config.exchange.max_characters}",
         )
     limit = config.generation(agent).max_tokens
-    odd = [r for r in rows if not 0 <= r["tokens"] <= limit or r["finish_reason"] not in ("stop", "length")]
+    # Even an empty text has the token that ended it, and so a claim that a learner needs.
+    odd = [r for r in rows if not 1 <= r["tokens"] <= limit or r["finish_reason"] not in ("stop", "length")]
     if odd:
         raise Refused(
-            message.party, "unfounded", f"{odd[0]['rollout_id']} claims {odd[0]['tokens']} tokens of at most {limit}"
+            message.party, "unfounded", f"{odd[0]['rollout_id']} claims {odd[0]['tokens']} tokens of 1 to {limit}"
         )
     return rows
 
@@ -75,7 +77,7 @@ def check_claims(data: bytes, message: Message, answers: Sequence[Any], config: 
             raise Refused(
                 message.party, "lie", f"{row['rollout_id']}: a log-prob of {claimed:g} is no log of a probability"
             )
-    missing = {rollout for rollout, count in tokens.items() if count} - {row["rollout_id"] for row in rows}
+    missing = tokens.keys() - {row["rollout_id"] for row in rows}
     if missing:
         raise Refused(message.party, "unfounded", f"{message.label} has no claim for {min(missing)}")
 
@@ -136,35 +138,23 @@ def import_table(store: Store, call: StageCall, path: str, tag: str, rows: int, 
 def _rows(data: bytes, schema: TableSchema, message: Message, most_rows: int, most_bytes: int) -> list[Any]:
     """Read a table from another party: exactly the schema's columns and types, or Refused.
 
-    What its own footer says about its size is checked before a page is decompressed.
+    A child reads it first, so that a table that is made to harm its reader harms nobody.
     """
+    what = f"{schema.name} of {message.label}"
     try:
-        file = pq.ParquetFile(io.BytesIO(data))
-        _check_footer(file.metadata, schema, message, most_rows, most_bytes)
-        table = file.read(use_threads=False)
+        try_table(data, most_rows, most_bytes)
+    except TrialFailed as failed:
+        raise Refused(message.party, "spam" if failed.too_much else "unfounded", f"{what} {failed}") from None
+    try:
+        table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
         tag = (table.schema.metadata or {}).get(b"hacrl.schema", b"").decode()
         if not tag.startswith(f"{schema.name}/"):
             raise ContractError(f"it is a table {tag or 'without a schema'}")
-        if tag == schema.tag and table.schema.remove_metadata() != schema.fields:
+        known = table.select(schema.fields.names)
+        # A later version may have further columns, never other ones.
+        if known.schema.remove_metadata() != schema.fields or (tag == schema.tag and known.shape != table.shape):
             raise ContractError(f"its columns are {', '.join(table.column_names)}")
-        rows: list[Any] = table.select(schema.fields.names).to_pylist()
+        rows: list[Any] = known.to_pylist()
     except (ContractError, ValueError, KeyError, OSError, pa.ArrowException) as problem:
-        raise Refused(
-            message.party,
-            "unfounded",
-            f"{schema.name} of {message.label} cannot be read ({' '.join(str(problem).split())})",
-        ) from None
+        raise Refused(message.party, "unfounded", f"{what} cannot be read ({' '.join(str(problem).split())})") from None
     return rows
-
-
-def _check_footer(
-    footer: pq.FileMetaData, schema: TableSchema, message: Message, most_rows: int, most_bytes: int
-) -> None:
-    if footer.num_rows > most_rows:
-        what = f"{schema.name} of {message.label} has {footer.num_rows} rows, the round asks for {most_rows}"
-        raise Refused(message.party, "spam", what)
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
-    if size > most_bytes:
-        what = f"{schema.name} of {message.label} unpacks to {size} bytes, a round has at most {most_bytes}"
-        raise Refused(message.party, "spam", what)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from flows.exchange.mailbox import Mailbox
+from flows.exchange.mailbox import Closing, Mailbox
 from flows.run.runner import CacheMiss
 from flows.run.worker import Stopped
 from hacrl_core.artifacts import ArtifactRef
@@ -119,36 +119,42 @@ class Rounds:
 
     def _closing(self, phase: Phase, iteration: int, agents: Sequence[str], ends: float) -> Sequence[str] | None:
         """Return the members of a round that somebody has closed as it must be; None where nobody has."""
+        found: Closing | None = None
         try:
             found = self._mailbox.closing(phase, iteration)
+            if found is None:
+                return None
+            self._check_absent(found, phase, agents, ends)
         except Refused as refused:
-            self._mailbox.refuse(refused, {}, iteration)
+            evidence = {} if found is None else {"message.json": found.raw}
+            self._mailbox.refuse(refused, evidence, iteration)
             return None
-        if found is None or self._is_early(*found, agents, ends):
-            return None
-        message = found[0]
-        members = [a for a in agents if a in message.members]
+        members = [a for a in agents if a in found.message.members]
         unheard = [a for a in members if not self._is_there(phase, a, iteration)]
         if unheard:
             # Its author lies, or somebody removed the answers since: nobody can tell. Others must not wait for them.
             what = f"the closing of round {iteration + 1} names {', '.join(unheard)}, whose {phase} are not there"
-            self._mailbox.refuse(Refused(message.party, "altered", what), {}, iteration)
+            self._mailbox.refuse(Refused(found.message.party, "altered", what), {"message.json": found.raw}, iteration)
             return None
-        self._mailbox.keep_closing(phase, iteration)
+        self._mailbox.keep_closing(phase, iteration, found)
         return members
 
-    def _is_early(self, message: Message, at: float, agents: Sequence[str], ends: float) -> bool:
-        """Whether a closing leaves somebody out before the time is up. It does not count.
+    def _check_absent(self, closing: Closing, phase: Phase, agents: Sequence[str], ends: float) -> None:
+        """Raise Refused where a closing leaves somebody out before the time is up, or who was there in time.
 
         Nobody is quarantined for it: whoever can write to the bucket can move a round's beginning.
         """
+        message = closing.message
         missing = [a for a in agents if a not in message.members]
-        if not missing or at >= ends - _ROUNDING:
-            return False
-        what = f"round {message.iteration + 1} was closed {ends - at:.0f} s early, without {', '.join(missing)}"
-        evidence = {"message.json": message.model_dump_json().encode()}
-        self._mailbox.refuse(Refused(message.party, "early", what), evidence, message.iteration)
-        return True
+        if missing and closing.at < ends - _ROUNDING:
+            what = f"round {message.iteration + 1} was closed {ends - closing.at:.0f} s early, without "
+            raise Refused(message.party, "early", what + ", ".join(missing))
+        for agent in missing:
+            # Who closes honestly looks after the time is up, and so sees everything that was written before.
+            sent = self._mailbox.sent_at(phase, agent, message.iteration)
+            if sent is not None and sent < ends - _ROUNDING and self._is_there(phase, agent, message.iteration):
+                what = f"the closing of round {message.iteration + 1} leaves out {agent}, whose {phase} were there"
+                raise Refused(message.party, "altered", f"{what} {ends - sent:.0f} s before the time was up")
 
     def _is_there(self, phase: Phase, agent: str, iteration: int) -> bool:
         # A message of our own is in the bucket a moment before this home notes that it was sent, and others may have

@@ -1,7 +1,9 @@
 """hacrl exchange status: who has published what, how much it was, and who was refused."""
 
 import json
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,7 +14,9 @@ from flows.home import Home
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError
+from hacrl_core.exchange.messages import Message, Refused
 
+_PLACE = re.compile(r"([^/]+)/([0-9]{6})/([^/]+\.[^/]+)")
 _KINDS = ("tokenizer", "commit", "answers", "claims")
 
 
@@ -32,9 +36,11 @@ def published(config: CampaignConfig) -> dict[tuple[str, int], Published]:
     kinds: dict[tuple[str, int], set[str]] = defaultdict(set)
     sizes: dict[tuple[str, int], int] = defaultdict(int)
     for stat in Bucket(config.exchange.bucket).list(prefix):
-        party, number, name = stat.path.removeprefix(prefix).split("/")
-        if party not in config.parties or not number.isdecimal():
+        # Whoever can write to the bucket can put anything beside the parties' objects.
+        parts = _PLACE.fullmatch(stat.path.removeprefix(prefix))
+        if parts is None or parts[1] not in config.parties:
             continue
+        party, number, name = parts.groups()
         sizes[party, int(number)] += stat.size
         if name.endswith(".json"):
             kinds[party, int(number)].add(name.rsplit(".", 2)[1])
@@ -66,7 +72,34 @@ def show_status(console: Console, config: CampaignConfig, home: Home) -> None:
         console.print(
             f"refused in round {about['iteration'] + 1}: {who} ({path.parent})",
             highlight=False,
+            markup=False,
             soft_wrap=True,
+        )
+    for line in other_stories(config, home):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def other_stories(config: CampaignConfig, home: Home) -> Iterator[str]:
+    """Yield what the bucket says differently now from what this home has used: somebody told others another story.
+
+    A message that its party has not signed is nobody's story.
+    """
+    mailbox = mailbox_of(config, home)
+    received = home.campaign(config.name) / "exchange" / "received"
+    for path in sorted(received.glob("*/*/*.json")):
+        place = path.relative_to(received).as_posix()
+        used = Message.model_validate(json.loads(path.read_bytes())["message"])
+        try:
+            now = mailbox.peek(place, used.party if used.kind != "closing" else None)
+        except Refused:
+            continue
+        is_closing = used.kind == "closing"
+        if now is None or (now.members == used.members if is_closing else now == used):
+            continue
+        where = "closing" if is_closing else f"{used.kind} of {used.agent}"
+        yield (
+            f"round {used.iteration + 1}: {now.party} has signed another {where} than the one that this home has used; "
+            f"compare {path} with {place} in the bucket"
         )
 
 

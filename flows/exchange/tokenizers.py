@@ -34,16 +34,19 @@ def fetch_tokenizer(console: Console, config: CampaignConfig, home: Home, agent:
     if not party or "tokenizer" not in config.parties[party].share:
         raise ConfigError(f"--agent {agent}: parties.{party} has no share: [tokenizer]; its owner decides on that")
     mailbox = mailbox_of(config, home)
-    message = mailbox.find("tokenizer", agent, config.agents[agent].joins)
+    try:
+        message = mailbox.find("tokenizer", agent, config.agents[agent].joins)
+    except Refused as refused:
+        raise ConfigError(f"--agent {agent}: the tokenizer cannot be used: {refused}; ask {party} for it") from None
     if message is None:
         raise ConfigError(f"--agent {agent}: {party} has published no tokenizer yet; ask again when it has begun")
-    size = sum(table.bytes for table in message.tables)
+    size = max((table.bytes for table in message.tables), default=0)
     if size > _LARGEST:
         raise ConfigError(f"--agent {agent}: the tokenizer has {size} bytes, more than {_LARGEST}; do not use it")
     try:
-        data = mailbox.fetch(message, VOCABULARY)
-        entries = len(json.loads(data)["model"]["vocab"])
-    except (Refused, ValueError, KeyError, TypeError) as problem:
-        raise ConfigError(f"--agent {agent}: the tokenizer cannot be used: {problem}") from None
-    replace_synced(file, data.decode())
+        text = mailbox.fetch(message, VOCABULARY).decode()
+        entries = len(json.loads(text)["model"]["vocab"])
+    except (Refused, ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise ConfigError(f"--agent {agent}: the tokenizer cannot be used: {problem}; ask {party} for it") from None
+    replace_synced(file, text)
     console.print(f"written: {file}, {entries} entries, signed by {party}", highlight=False, soft_wrap=True)

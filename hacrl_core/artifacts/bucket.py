@@ -50,10 +50,10 @@ class Bucket:
         # Local folders cannot replace an object on a condition; see ``replace``.
         self._swaps = not settings.bucket.startswith("file:")
 
-    def read(self, path: str) -> bytes | None:
-        """Return an object's bytes, or None if it does not exist."""
+    def read(self, path: str, most: int | None = None) -> bytes | None:
+        """Return an object's bytes, or None if it does not exist or has more bytes than ``most``."""
         try:
-            return self._ask(path, lambda: bytes(self._library.get(self._store, path).bytes()))
+            return self._ask(path, lambda: self._get(path, most))
         except FileNotFoundError:
             return None
 
@@ -165,6 +165,10 @@ class Bucket:
     def _no_bucket(self) -> ConfigError:
         at = f" at {self.endpoint}" if self.endpoint else ""
         return ConfigError(f"bucket {self.name}{at}: there is no such bucket; create it, or correct store.bucket")
+
+    def _get(self, path: str, most: int | None) -> bytes | None:
+        found = self._library.get(self._store, path)
+        return None if most is not None and found.meta["size"] > most else bytes(found.bytes())
 
     def _stream(self, path: str, target: Path) -> str:
         digest = hashlib.sha256()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from hacrl_core.config.base import StrictModel
 from hacrl_core.contracts.manifest import canonical_json
@@ -35,6 +35,8 @@ Reason = Literal[
 PROVEN: tuple[Reason, ...] = ("unfounded", "spam", "lie")
 # Reasons for which nothing of a party is used any more.
 QUARANTINE: tuple[Reason, ...] = (*PROVEN, "implausible")
+# A refusal repeats words of whoever is refused, on terminals and in file names.
+_LONGEST = 400
 
 
 class Table(StrictModel):
@@ -42,7 +44,7 @@ class Table(StrictModel):
 
     path: str
     sha256: str
-    bytes: int
+    bytes: int = Field(ge=0)
 
 
 class Message(StrictModel):
@@ -54,7 +56,7 @@ class Message(StrictModel):
     kind: Kind
     party: str
     agent: str = ""
-    iteration: int
+    iteration: int = Field(ge=0, lt=10**6)
     # Content digest of the version that answers; the weights themselves stay where they are.
     policy: str = ""
     # Key of the generate stage: prompts, sampling settings, seed and policy in one digest.
@@ -75,6 +77,7 @@ class Refused(HacrlError):
     """A message that is not used, and why."""
 
     def __init__(self, party: str, reason: Reason, what: str) -> None:
+        what = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in what[:_LONGEST])
         super().__init__(f"{party}: {reason}: {what}")
         self.party, self.reason, self.what = party, reason, what
 
@@ -92,11 +95,13 @@ def unseal(raw: bytes, party: str, keys: Mapping[str, str], where: str) -> Messa
     """Return a message that ``party`` has signed; raise Refused with the reason where it has not.
 
     ``keys`` are the public keys of all parties: a message of one under the name of another is told from a damaged one.
+    A message has one text only. The same words in another encoding or order, or with further ones, are no message.
     """
     try:
         found = json.loads(raw)
         body, signature = found["message"], found.get("signature", "")
         text = canonical_json(body).encode()
+        is_plain = raw == canonical_json({"message": body, "signature": signature}).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Refused(party, "altered", f"{where} is not a message") from None
     if not isinstance(signature, str) or not signature:
@@ -106,6 +111,8 @@ def unseal(raw: bytes, party: str, keys: Mapping[str, str], where: str) -> Messa
         if signer is not None:
             raise Refused(signer, "foreign-named", f"{where} stands under the name of {party}, and {signer} signed it")
         raise Refused(party, "altered", f"{where} does not fit its signature")
+    if not is_plain:
+        raise Refused(party, "altered", f"{where} has the words of a signed message in another form")
     try:
         return Message.model_validate(body)
     except ValidationError as problem:
@@ -119,9 +126,14 @@ def check_place(message: Message, expected: Message, owned: tuple[str, ...], whe
 
     ``expected`` has the campaign, kind, party, agent and iteration of the place.
     """
+    # What the message says about its author is a claim of whoever signed it: only the place's own party is named.
+    if message.party != expected.party:
+        raise Refused(
+            expected.party, "foreign-named", f"{where} speaks for {message.party}, and another party signed it"
+        )
     if message.agent and message.agent not in owned:
-        raise Refused(message.party, "foreign-named", f"{where} is about {message.agent}, an agent of another party")
-    for field in ("campaign", "kind", "party", "agent", "iteration"):
+        raise Refused(expected.party, "foreign-named", f"{where} is about {message.agent}, no agent of this party")
+    for field in ("campaign", "kind", "agent", "iteration"):
         is_, should = getattr(message, field), getattr(expected, field)
         if is_ != should:
             # People count rounds from 1.

@@ -119,6 +119,19 @@ def claim_too_little(lie: Lie) -> None:
         row["mean_logprob"] -= 2.0
 
 
+def claim_too_little_of_what_was_cut_off(lie: Lie) -> None:
+    """Nobody knows how a text would have gone on that was cut off; what there is of it is checked all the same."""
+    claim_too_little(lie)
+    for row in lie.tables["answers"]:
+        row["finish_reason"] = "length"
+
+
+def claim_nothing_of_no_tokens(lie: Lie) -> None:
+    """Without a claim a learner's update ends, and an answer without tokens once needed none."""
+    lie.tables["answers"][0]["tokens"] = 0
+    lie.tables["claims"] = lie.tables["claims"][1:]
+
+
 def claim_certainty(lie: Lie) -> None:
     for row in lie.tables["claims"]:
         row["mean_logprob"] = -1e-3
@@ -185,6 +198,8 @@ def use_another_seed(lie: Lie) -> None:
     [
         (forge_rewards, "lie", "rewards"),
         (claim_too_little, "implausible", "by the claimed probabilities"),
+        (claim_too_little_of_what_was_cut_off, "implausible", "by the claimed probabilities"),
+        (claim_nothing_of_no_tokens, "unfounded", "claims 0 tokens"),
         (claim_certainty, "lie", "sum to"),
         (claim_the_impossible, "lie", "no log of a probability"),
         (copy_north, "implausible", "also the learner's"),
