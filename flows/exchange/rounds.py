@@ -101,8 +101,9 @@ class Rounds:
                 self._mailbox.close_round(phase, iteration, present)
                 known = self._closing(phase, iteration, agents, ends)
                 if known is None:
-                    self._mailbox.decide_round(phase, iteration, present)
-                    return present
+                    # The closing that stands is false. All who find that decide by the same times.
+                    known = tuple(a for a in present if self._sent_by(phase, a, iteration, ends))
+                    self._mailbox.decide_round(phase, iteration, known)
                 return known
             else:
                 self.pause(f"{phase} round {iteration + 1}", "other parties")
@@ -130,10 +131,14 @@ class Rounds:
             self._mailbox.refuse(refused, evidence, iteration)
             return None
         members = [a for a in agents if a in found.message.members]
-        unheard = [a for a in members if not self._is_there(phase, a, iteration)]
+        by = found.at + _ROUNDING
+        unheard = [
+            a for a in members if not (self._is_there(phase, a, iteration) and self._sent_by(phase, a, iteration, by))
+        ]
         if unheard:
             # Its author lies, or somebody removed the answers since: nobody can tell. Others must not wait for them.
-            what = f"the closing of round {iteration + 1} names {', '.join(unheard)}, whose {phase} are not there"
+            # Where they came after the closing, who looked before that has found it false.
+            what = f"the closing of round {iteration + 1} names {', '.join(unheard)}, whose {phase} were not there"
             self._mailbox.refuse(Refused(found.message.party, "altered", what), {"message.json": found.raw}, iteration)
             return None
         self._mailbox.keep_closing(phase, iteration, found)
@@ -151,10 +156,17 @@ class Rounds:
             raise Refused(message.party, "early", what + ", ".join(missing))
         for agent in missing:
             # Who closes honestly looks after the time is up, and so sees everything that was written before.
-            sent = self._mailbox.sent_at(phase, agent, message.iteration)
-            if sent is not None and sent < ends - _ROUNDING and self._is_there(phase, agent, message.iteration):
-                what = f"the closing of round {message.iteration + 1} leaves out {agent}, whose {phase} were there"
-                raise Refused(message.party, "altered", f"{what} {ends - sent:.0f} s before the time was up")
+            in_time = self._sent_by(phase, agent, message.iteration, ends - _ROUNDING)
+            if in_time and self._is_there(phase, agent, message.iteration):
+                what = (
+                    f"the closing of round {message.iteration + 1} leaves out {agent}, whose {phase} were there in time"
+                )
+                raise Refused(message.party, "altered", what)
+
+    def _sent_by(self, phase: Phase, agent: str, iteration: int, time: float) -> bool:
+        """Whether the message in an agent's place was written by this time of the bucket's clock."""
+        sent = self._mailbox.sent_at(phase, agent, iteration)
+        return sent is not None and sent <= time
 
     def _is_there(self, phase: Phase, agent: str, iteration: int) -> bool:
         # A message of our own is in the bucket a moment before this home notes that it was sent, and others may have

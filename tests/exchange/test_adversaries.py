@@ -217,6 +217,25 @@ def test_who_was_there_in_time_cannot_be_left_out(tmp_path: Path) -> None:
     assert members(again) == ["ada", "cat"]
 
 
+def test_a_false_closing_splits_nobody(tmp_path: Path) -> None:
+    """West names ben, who has not answered. North looks before ben does, south after that; both decide alike."""
+    found = boxes(tmp_path, 20)
+    over_since(found["north"], 60)
+    tell(found["north"], "ada")
+    tell(found["west"], "cat")
+    for name, agent, ago in (("north", "ada", 58), ("west", "cat", 58)):
+        then = time.time() - ago
+        os.utime(object_file(found[name], path_of(name, "answers", agent, 0)), (then, then))
+    found["west"].close_round("answers", 0, tuple(AGENTS))
+    then = time.time() - 41
+    os.utime(object_file(found["west"], CLOSING), (then, then))
+    assert members(found["north"]) == ["ada", "cat"]
+    tell(found["south"], "ben")
+    assert members(found["south"]) == ["ada", "cat"]
+    for name in ("north", "south"):
+        assert ("west", "altered") in refusals(found[name])
+
+
 def test_a_party_whose_own_clock_is_wrong_closes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = boxes(tmp_path, 3600)
     tell(found["north"], "ada")
