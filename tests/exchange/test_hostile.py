@@ -124,6 +124,8 @@ def claim_too_little_of_what_was_cut_off(lie: Lie) -> None:
     claim_too_little(lie)
     for row in lie.tables["answers"]:
         row["finish_reason"] = "length"
+    for row in lie.tables["verdicts"]:
+        row["verdict"] = "error"  # a verdict may depend on how an answer ended: no word that could be compared
 
 
 def claim_nothing_of_no_tokens(lie: Lie) -> None:
