@@ -1,6 +1,6 @@
 """A tabular world: policies so small that every method's gradient is an exact sum, not an estimate.
 
-    python benchmarks/tabular.py [--worlds 2000]
+    python benchmarks/tabular.py [--worlds 2000] [--methods hacpo topr]
 
 A world has one prompt. A text is three tokens of a vocabulary of three: 27 texts. A policy is a table of logits, one
 row per prefix, so a text's log-prob and its gradient are exact. The sampler's table is the learner's plus noise of a
@@ -33,8 +33,22 @@ PREFIXES = [prefix for length in range(LENGTH) for prefix in itertools.product(r
 RIGHT = 1 / 3
 METHODS = (
     "hacpo", "alpha_0", "alpha_3", "without_clipping", "hacpo_pessimistic", "naive", "shared_gspo", "raft_foreign",
-    "topr", "cispo", "luffy", "prp", "sgt",
+    "topr", "cispo", "luffy", "prp", "sgt", "alpha_minus_1", "alpha_minus_half", "shared_gspo_capped",
+    "pessimistic_capped",
 )  # fmt: skip
+# Methods with a switch that has no preset of its own.
+SWITCHES: dict[str, tuple[str, dict[str, float]]] = {
+    "alpha_minus_1": ("hacpo", {"alpha": -1.0}),
+    "alpha_minus_half": ("hacpo", {"alpha": -0.5}),
+    "shared_gspo_capped": ("shared_gspo", {"foreign_failure_cap": 1.0}),
+    "pessimistic_capped": ("hacpo_pessimistic", {"foreign_failure_cap": 1.0}),
+}
+
+
+def config_of(name: str) -> HacpoConfig:
+    """Return a method's settings, the switches here included."""
+    base, changes = SWITCHES.get(name, (name, {}))
+    return preset(base, **changes)
 
 
 @dataclass(frozen=True)
@@ -81,14 +95,15 @@ def advantages(world: World, name: str) -> Floats:
     if name == "sgt":  # imitated where none of the learner's samples succeeds
         return world.reward_Y * (1 - rate) ** SAMPLES
     # HACPO's baseline with the exact ω is the learner's own rate.
-    baseline = rate if preset(name).capability_aware_advantage and preset(name).method == "hacpo" else pooled
+    config = config_of(name)
+    baseline = rate if config.capability_aware_advantage and config.method == "hacpo" else pooled
     advantage: Floats = (world.reward_Y - baseline) / sigma
     return advantage
 
 
 def weights(world: World, name: str) -> Floats:
     """Return what the gradient of a foreign text's mean log-prob is multiplied with, beside its advantage."""
-    config: HacpoConfig = preset(name)
+    config = config_of(name)
     learner, sampler, advantage = (
         torch.from_numpy(values)
         for values in (logprobs(world.learner) / LENGTH, logprobs(world.sampler) / LENGTH, advantages(world, name))
@@ -157,8 +172,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=2000)
     parser.add_argument("--distances", type=float, nargs="+", default=[0.1, 0.5, 1.0])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args()
-    tables = {str(distance): measure(options.worlds, distance) for distance in options.distances}
+    tables = {
+        str(distance): measure(options.worlds, distance, tuple(options.methods)) for distance in options.distances
+    }
     for distance, table in tables.items():
         print(f"\ndistance {distance}, {options.worlds} worlds")
         print(f"{'method':18} {'cosine':>15} {'positive':>9} {'size':>6} {'noise':>6}")
