@@ -1,10 +1,11 @@
-"""Runs ``hacrl`` and writes the CPU seconds that its MLflow threads have used, as orchestration.py reads them.
+"""Runs ``hacrl`` and writes what its process does beside orchestration, in CPU seconds, as orchestration.py reads it.
 
     python benchmarks/mlflow_threads.py seconds.txt run configs/demo.yaml
 
 MLflow is fed by a thread of the campaign's process, and a second thread samples the machine for it. Both are known by
-their names. A thread that one of them starts counts as well. The file has two numbers: all seconds, and those in which
-iterations were sent (``Projection.log``). The rest is paid once: imports, the runs, and at the end models, tables and
+their names. A thread that one of them starts counts as well. The file has three numbers: all seconds of these threads,
+those in which iterations were sent (``Projection.log``), and those of stages that run in this process (``sample``,
+``credit``). What MLflow's threads do beside sending is paid once: imports, the runs, and at the end models, tables and
 pictures. The file is renewed every half second and at the end.
 """
 
@@ -14,8 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from flows.record.record import Entry
+from stages.spec import Outcome
 
 NAMES = ("mlflow", "system metrics")
 SECONDS = 0.5
@@ -23,6 +26,7 @@ SECONDS = 0.5
 _alive: dict[int, int] = {}  # thread → its CPU clock
 _ended: list[float] = []
 _sent: list[float] = []  # seconds of each sending of iterations
+_staged: list[float] = []  # seconds of each stage in this process
 _lock = threading.Lock()
 
 
@@ -69,6 +73,22 @@ def watch_sending() -> None:
     Projection.log = watched  # type: ignore[method-assign]
 
 
+def watch_stages() -> None:
+    """Note the CPU seconds of every stage that runs in this process from here on."""
+    from flows.run import executors
+
+    run_here = executors.run_here
+
+    def watched(*given: Any) -> Outcome:
+        begun = time.thread_time()
+        try:
+            return run_here(*given)
+        finally:
+            _staged.append(time.thread_time() - begun)
+
+    executors.run_here = watched
+
+
 def seconds() -> float:
     """Return the CPU seconds of all MLflow threads so far."""
     with _lock:
@@ -80,10 +100,11 @@ def main() -> None:
     file = Path(sys.argv[1])
     watch_threads()
     watch_sending()
+    watch_stages()
 
     def write() -> None:
         part = file.with_suffix(".part")
-        part.write_text(f"{seconds():.4f} {sum(_sent):.4f}")
+        part.write_text(f"{seconds():.4f} {sum(_sent):.4f} {sum(_staged):.4f}")
         part.replace(file)
 
     def tick() -> None:

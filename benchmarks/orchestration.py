@@ -1,10 +1,13 @@
 """What orchestration costs in a long campaign of tiny stages, in CPU seconds of each process, database and memory.
 
 Runs the demo's agents with 4 prompts of 4 responses per iteration in a fresh home. While it runs, the CPU seconds of
-Prefect's server, of the driver (the campaign's own process), of the driver's MLflow threads and of the workers are read
-once a second, and the driver's resident memory with them. Afterwards come status, report and the same command again,
-which finds everything in the store. CPU seconds hardly depend on what else the machine does, so the shares mean
-something on a busy one too. Ends with one JSON line.
+Prefect's server, of the driver (the campaign's own process), of the driver's MLflow threads and of the stages are read
+once a second, and the driver's resident memory with them. Stages are the workers and what the driver itself computes
+(sample, credit). Afterwards come status, report and the same command again, which finds everything in the store.
+
+CPU seconds of work depend little on what else the machine does. But Prefect's server and some threads of the driver
+work by the clock: on a busy machine, where an iteration takes longer, they cost more of it. So their seconds per minute
+are printed too. Ends with one JSON line.
 """
 
 import argparse
@@ -15,14 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-ROLES = ("server", "driver", "mlflow", "workers")
-MLFLOW_SECONDS = "mlflow-seconds.txt"
+ROLES = ("server", "driver", "mlflow", "stages")
+SECONDS = "seconds.txt"
 SETTINGS = (
     "name=tiny",
     "prompts_per_iteration=4",
@@ -31,6 +35,10 @@ SETTINGS = (
     "evaluate.benchmarks=[]",
     "keep={last: 2}",
 )
+
+
+# Process and when it began → its role and CPU seconds.
+Seen = dict[tuple[int, float], tuple[str, float]]
 
 
 @dataclass
@@ -72,14 +80,14 @@ def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, str(ROOT / "benchmarks" / "mlflow_threads.py"), str(home / MLFLOW_SECONDS)),
+                *(sys.executable, str(ROOT / "benchmarks" / "mlflow_threads.py"), str(home / SECONDS)),
                 *("run", str(ROOT / "configs" / "demo.yaml"), *words, "--home", str(home)),
             ],
             stdout=output,
             stderr=output,
             cwd=home,
         )
-    seen: dict[int, tuple[str, float]] = {}
+    seen: Seen = {}
     samples = []
     while process.poll() is None:
         samples.append(look(psutil.Process(process.pid), home, seen))
@@ -88,18 +96,18 @@ def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
         sys.exit(f"the campaign ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
     samples = [sample for sample in samples if sample.cpu]
     # What MLflow was sent after the last look: it counts for MLflow and not for the whole, so the share errs upwards.
-    samples[-1].cpu["mlflow"] = mlflow_seconds(home)[0]
+    samples[-1].cpu["mlflow"] = seconds_inside(home)[0]
     return samples
 
 
-def mlflow_seconds(home: Path) -> tuple[float, float]:
-    """Return the CPU seconds of the driver's MLflow threads so far, and those in which iterations were sent."""
-    file = home / MLFLOW_SECONDS
-    whole, sending = file.read_text().split() if file.exists() else ("0", "0")
-    return float(whole), float(sending)
+def seconds_inside(home: Path) -> tuple[float, float, float]:
+    """Return the driver's CPU seconds so far in MLflow's threads, in sending iterations, and in stages."""
+    file = home / SECONDS
+    whole, sending, stages = file.read_text().split() if file.exists() else ("0", "0", "0")
+    return float(whole), float(sending), float(stages)
 
 
-def look(driver: psutil.Process, home: Path, seen: dict[int, tuple[str, float]]) -> Sample:
+def look(driver: psutil.Process, home: Path, seen: Seen) -> Sample:
     """Read the CPU seconds so far of each role; a process that has ended keeps its last number.
 
     The home has one campaign.
@@ -107,27 +115,36 @@ def look(driver: psutil.Process, home: Path, seen: dict[int, tuple[str, float]])
     record = next(home.glob("campaigns/*/stages.jsonl"), home / "none")
     done = record.read_bytes().count(b'"stage": "update"') // 2 if record.exists() else 0
     memory = 0.0
-    try:
+    with suppress(psutil.NoSuchProcess):
         memory = driver.memory_info().rss / 1e6
         for process in [driver, *driver.children(recursive=True)]:
-            times = process.cpu_times()
-            # One that is ending has no command line any more.
-            role = seen[process.pid][0] if process.pid in seen else role_of(process, driver)
-            seen[process.pid] = (role, times.user + times.system)
-    except psutil.NoSuchProcess:
-        pass
+            note(process, driver, seen)
     cpu = {role: sum(seconds for kind, seconds in seen.values() if kind == role) for role in ROLES}
-    cpu["mlflow"] = mlflow_seconds(home)[0]
-    # The threads are a part of the driver.
-    cpu["driver"] -= cpu["mlflow"]
+    cpu["mlflow"], _, stages = seconds_inside(home)
+    cpu["stages"] += stages
+    # Both are a part of the driver.
+    cpu["driver"] -= cpu["mlflow"] + stages
     return Sample(time.monotonic(), done, memory, cpu)
 
 
-def role_of(process: psutil.Process, driver: psutil.Process) -> str:
-    """The driver, Prefect's server, or a worker (its verifiers count with it)."""
-    if process == driver:
+def note(process: psutil.Process, driver: psutil.Process, seen: Seen) -> None:
+    """Write down what a process is and what it has used.
+
+    It is asked anew at each look: a process that has just been forked has the command line of its parent.
+    """
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        times, key = process.cpu_times(), (process.pid, process.create_time())
+        # One that is ending has no command line any more.
+        words = process.cmdline()
+        role = role_of(words, is_driver=process == driver) if words or key not in seen else seen[key][0]
+        seen[key] = (role, times.user + times.system)
+
+
+def role_of(words: list[str], *, is_driver: bool) -> str:
+    """The driver, Prefect's server, or a worker, which runs stages (its verifiers count with it)."""
+    if is_driver:
         return "driver"
-    return "server" if "flows.scheduling.api" in process.cmdline() else "workers"
+    return "server" if "flows.scheduling.api" in words else "stages"
 
 
 def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, settings: tuple[str, ...]) -> None:
@@ -140,7 +157,10 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
     figures = {f"{role}_cpu_seconds_per_iteration": round(seconds, 4) for role, seconds in each.items()}
     figures |= {f"{role}_cpu_minutes": round(last.cpu[role] / 60, 2) for role in ROLES}
     figures |= mlflow_figures(home, last, last.iterations - begun, each)
-    figures["orchestration_share"] = round(1 - each["workers"] / sum(each.values()), 4)
+    figures["orchestration_share"] = round(1 - each["stages"] / sum(each.values()), 4)
+    minutes = (last.at - first.at) / 60
+    for role in ("server", "driver"):
+        figures[f"{role}_cpu_seconds_per_minute"] = round((last.cpu[role] - first.cpu[role]) / minutes, 2)
     size = sum(path.stat().st_size for path in (home / "prefect").glob("prefect.db*"))
     figures["prefect_database_mb"] = round(size / 1e6, 2)
     running = [s for s in samples if s.iterations >= first.iterations and s.driver_mb]
@@ -171,7 +191,7 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
 
 def mlflow_figures(home: Path, last: Sample, iterations: int, each: dict[str, float]) -> dict[str, float]:
     """Return MLflow's share of an iteration, what is paid once, and the share of the whole campaign."""
-    whole, sending = mlflow_seconds(home)
+    whole, sending, _ = seconds_inside(home)
     iteration = sending / iterations
     others = sum(seconds for role, seconds in each.items() if role != "mlflow")
     return {

@@ -1,5 +1,7 @@
 """The ``hacrl`` command, made of the commands in ``flows/commands``."""
 
+import atexit
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +34,8 @@ class App(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
+        # Ending, Python would look through all that Prefect and MLflow have loaded, for more than a second.
+        atexit.register(gc.freeze)
         return _with_plain_help(typer.main.get_command(self))(*args, **kwargs)
 
 

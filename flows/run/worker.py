@@ -3,6 +3,8 @@
 It ends when its parent ends, however the parent ends.
 """
 
+import atexit
+import gc
 import multiprocessing
 import os
 import signal
@@ -263,6 +265,8 @@ def _serve(
 ) -> None:
     """Run in the worker process: take a call, run it, answer; until the pipe ends."""
     die_with_parent(parent)
+    # Ending, Python need not look through all that torch has loaded.
+    atexit.register(gc.freeze)
     if printed is not None:
         _redirect_output(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
