@@ -148,7 +148,7 @@ def test_a_failed_stage_is_a_bar_with_its_reason_and_the_rest_is_cancelled(timel
     assert lines[:2] == ["generate ada iteration 1: the disk is full", "the campaign ends"]
 
 
-def test_the_table_and_the_summary_say_what_the_campaign_reached(history):
+def test_the_table_and_the_summary_say_what_the_campaign_reached(history, tmp_path):
     rows = _rows(history)
     assert [row["agent"] for row in rows] == ["ada", "ben"]
     for row in rows:
@@ -156,7 +156,7 @@ def test_the_table_and_the_summary_say_what_the_campaign_reached(history):
         assert row["accuracy, held_out"] == f"{points[-1][1]:.1%}"
         assert row["gain, held_out"] == f"{100 * (points[-1][1] - points[0][1]):+.1f}"
         assert row["responses"] == "72"
-    text = _markdown(history)
+    text = _markdown(history, tmp_path)
     assert "3 of 3 iterations, 144 responses" in text
     assert "](data:image/png;base64,iVBOR" in text
     assert "| ada |" in text
