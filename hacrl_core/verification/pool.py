@@ -32,6 +32,9 @@ from hacrl_core.verification.verdict import VerdictKind
 
 _POLL_SECONDS = 0.02
 _DEATHS_IN_A_ROW = 100
+# A worker sleeps if it neither runs nor waits for a core at so many looks in a row: one look may meet it while it reads
+# a page of memory on a busy machine.
+_IDLE_LOOKS = 10
 # Idle workers that are kept, of all verifiers.
 _MOST_IDLE = 16
 
@@ -80,12 +83,22 @@ class Worker:
     done: int = 0
     since: float = 0.0
     cpu_at: float = 0.0
+    idle_looks: int = 0
+    reprieved: bool = False
     received: bytearray = field(default_factory=bytearray)
 
     def restart_clock(self) -> None:
         """Start the time limit of the next answer."""
         self.since = time.monotonic()
+        self.idle_looks = 0
+        self.reprieved = False
         self.cpu_at = cpu_seconds(self.pid, self.since)
+
+
+def _has_sent(worker: Worker) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(worker.connection, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 @dataclass
@@ -222,9 +235,14 @@ class Pool:
         for worker in list(self.workers):
             if worker.group is None or now - worker.since < min(limits.cpu_seconds, limits.wall_seconds):
                 continue
+            if not worker.reprieved and _has_sent(worker):
+                # This process was kept waiting, not the worker: what it has sent is read first.
+                worker.reprieved = True
+                continue
             used = cpu_seconds(worker.pid, now) - worker.cpu_at
-            asleep = now - worker.since >= limits.wall_seconds and not runnable(worker.pid, set())
-            if used >= limits.cpu_seconds - _POLL_SECONDS or asleep:
+            idle = now - worker.since >= limits.wall_seconds and not runnable(worker.pid, set())
+            worker.idle_looks = worker.idle_looks + 1 if idle else 0
+            if used >= limits.cpu_seconds - _POLL_SECONDS or worker.idle_looks >= _IDLE_LOOKS:
                 self._fail(worker, queue, on_result, {"verdict": "timeout", "milliseconds": used * 1000})
 
     def _fail(

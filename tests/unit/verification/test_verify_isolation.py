@@ -163,6 +163,27 @@ def test_the_deadline_is_cpu_time_not_wall_time(user_module: str, tmp_path: Path
     assert verdict.verdict == "correct"
 
 
+def test_an_answer_that_is_there_counts_where_this_process_was_kept_waiting(
+    user_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine, or one that was suspended: the limit is over when the process looks again, and so is the work."""
+    config = VerifyConfig(verifier=f"{user_module}:good", timeout_seconds=0.2, wall_timeout_seconds=0.2, workers=1)
+    assert verify_batch(["a"], ["a"], config)[0].verdict == "correct"  # the worker is there
+    read = pool.Pool._wait
+    kept = []
+
+    def wait(self: pool.Pool, *args: object) -> None:
+        if kept:
+            read(self, *args)  # type: ignore[arg-type]
+        else:
+            time.sleep(patience(1))
+            kept.append(True)
+
+    monkeypatch.setattr(pool.Pool, "_wait", wait)
+    assert [v.verdict.value for v in verify_batch(["b", "c"], ["b", "d"], config)] == ["correct", "incorrect"]
+    assert kept
+
+
 def test_from_threads(user_module: str) -> None:
     results: dict[int, list[float]] = {}
 
