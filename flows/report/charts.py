@@ -13,6 +13,7 @@ from typing import Any
 from flows.record.history import History, Points
 from flows.report.panels import Bars, Chart, Layers, Line, Panel, Section, sections
 from flows.views.text import decimal_time, percent, short
+from hacrl_core.artifacts.files import sync
 
 # The palette of Okabe and Ito, which people with colour blindness can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -275,7 +276,12 @@ def current_learning_curves(history: History, folder: Path) -> Path | None:
         return known
     with tempfile.TemporaryDirectory(dir=folder, prefix=".drawing-") as place:
         path = draw_learning_curves(history, Path(place))
-        return None if path is None else path.replace(folder / LEARNING_CURVES)
+        if path is None:
+            return None
+        sync(path)
+        drawn = path.replace(folder / LEARNING_CURVES)
+        sync(folder)
+        return drawn
 
 
 def draw_sections(sections: list[Section], history: History, folder: Path) -> list[Path]:

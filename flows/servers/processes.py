@@ -17,6 +17,9 @@ import psutil
 
 TOKEN = "HACRL_SERVERS_TOKEN"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# The kernel's own threads are children of this process id and have no environment.
+_KERNEL = 2
+_BEGINNING = 0.05
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,29 @@ class Process:
 
 def processes_with_token(token: str) -> list[Process]:
     """Return every living process whose environment holds the token, except this one."""
-    found = []
-    for process in psutil.process_iter():
+    found: list[Process] = []
+    blank = _add_those_with_token(token, psutil.process_iter(), found)
+    if blank:
+        # A process has no environment yet for a moment after it began to run another program.
+        time.sleep(_BEGINNING)
+        _add_those_with_token(token, blank, found)
+    return [process for process in found if process.alive()]
+
+
+def _add_those_with_token(
+    token: str, processes: Iterable[psutil.Process], found: list[Process]
+) -> list[psutil.Process]:
+    """Add the processes that have the token to ``found``; return those of users that have no environment at all."""
+    blank = []
+    for process in processes:
         # A process may end meanwhile, or belong to another user.
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+            environment = process.environ() if process.pid != os.getpid() else {TOKEN: ""}
+            if environment.get(TOKEN) == token:
                 found.append(Process.of(process.pid))
-    return [process for process in found if process.alive()]
+            elif not environment and _KERNEL not in (process.pid, process.ppid()):
+                blank.append(process)
+    return blank
 
 
 def process_tree(pid: int) -> list[int]:
