@@ -49,6 +49,15 @@ _PREFIXES = (
     ("mW", "MW"), ("N", "Ns"), ("J", "Js"), ("J", "kJ"), ("mL", "ML"), ("mHz", "MHz"), ("mA", "A"), ("V", "mV"),
     ("cm", "km"), ("km", "cm"), ("kg", "g"), ("min", "h"),
 )  # fmt: skip
+_AROUND_A_BOX = (
+    r"$-\boxed{%s}$", r"$x = -\boxed{%s}$", r"$2\boxed{%s}$", r"$\boxed{%s}^2$", r"$\boxed{%s}00$", r"$\boxed{%s}.5$",
+    r"$\frac{\boxed{%s}}{2}$", r"$\sqrt{\boxed{%s}}$", r"$\boxed{%s} \times 10^3$", r"$\boxed{%s}/2$",
+    r"$\boxed{%s}+1$",
+)  # fmt: skip
+_HIDDEN_STEPS = (
+    "0^{x^2}", r"\lfloor \sin^2(x) \rfloor + \lfloor \cos^2(x) \rfloor", r"\ln(1+10^{-30})",
+    r"\lfloor \frac{|x|}{10^6+|x|}+10^{-7} \rfloor",
+)  # fmt: skip
 _LOOK_ALIKE = {"0": "O", "1": "l", "2": "Z", "3": "З", "5": "S", "6": "б", "8": "B", "9": "g"}
 
 
@@ -60,7 +69,7 @@ def attacks(golds: Sequence[tuple[str, bool]], seed: int) -> Iterator[tuple[str,
         if not text or len(text) > 150:
             continue
         for kind, known, answer in _of_gold(text, percent, rng):
-            whole = kind in ("sentence", "several boxes")
+            whole = kind in ("sentence", "several boxes", "around a box")
             yield kind, known, answer if whole else f"So it is $\\boxed{{{answer}}}$."
 
 
@@ -137,6 +146,13 @@ def _made_from(value: int, rng: random.Random) -> Iterator[tuple[str, str, str]]
     """Yield pairs whose gold is made from a number, of forms that few datasets have."""
     one, other = rng.choice(_PREFIXES)
     yield "prefix", rf"{value}\text{{ {one}}}", rf"{value}\text{{ {other}}}"
+    if value > 1:
+        yield "around a box", str(value), rng.choice(_AROUND_A_BOX).replace("%s", str(value))
+        yield "hidden steps", f"x^2+{value}", f"x^2+{value}+{rng.choice(_HIDDEN_STEPS)}"
+        yield "hidden steps", str(value), rf"{value}+\ln(1+10^{{-30}})"
+        yield "mixed", rf"\frac{{{value + 1}}}{{{value}}}", rf"1\frac{{{value + 1}}}{{{value}}}"
+    if value > 1000 and value % 1000 >= 100:
+        yield "apart", str(value), rf"{value // 1000} \quad {value % 1000}"
     if 2 <= value <= 500:
         step = rng.choice((r"\lceil \frac{n}{%d} \rceil | \lfloor \frac{n}{%d} \rfloor+1",
                            r"\lfloor \frac{n}{%d} \rfloor | \lceil \frac{n}{%d} \rceil-1",
@@ -220,6 +236,9 @@ def _tuple(text: str, parts: list[str], rng: random.Random) -> Iterator[tuple[st
         return
     if parts != parts[::-1]:
         yield "order", text, f"({','.join(reversed(parts))})"
+        yield "order", text, f"({','.join('zyx'[-len(parts) :])}) = ({','.join(parts)})" if len(parts) < 4 else "(0)"
+    if len(parts) == 2 and int(parts[0]) > int(parts[1]):
+        yield "order", text, f"{parts[0]} < x < {parts[1]}"
     yield "order", text, rf"\{{{','.join(parts)}\}}" if len(set(parts)) > 1 else f"({parts[0]})"
     yield "order", text, f"2({','.join(parts)})"
     yield "order", text, f"({','.join(parts)},0)"

@@ -24,6 +24,7 @@ _NEEDED = 4
 _CERTAIN_BITS = 30
 _BENT = (sympy.Abs, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.Mod)
 _STEPPED = (sympy.floor, sympy.ceiling, sympy.Mod)
+_ZERO_AT_ONE = (sympy.log, sympy.acos)
 _GROW_FAST = (sympy.sinh, sympy.cosh, sympy.tanh)
 _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 # Whole numbers of different remainders, with squares and powers among them.
@@ -66,6 +67,9 @@ def _same_function(gold: Any, answer: Any, tolerance: float) -> bool:
     difference = gold - answer
     if _expands_to_zero(difference):
         return True
+    if _unknown_bends(answer) > _unknown_bends(gold):
+        # Points cannot show that what the answer adds is zero everywhere.
+        return bool(sympy.simplify(difference) == 0)
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     digits = _digits(difference)
     agreed = 0
@@ -119,15 +123,19 @@ def _is_nonzero(difference: Any, point: dict[Any, Any], digits: int) -> bool | N
     value = _value(difference, point, digits)
     if value is None:
         return None
+    if value == 0 and difference.has(*_ZERO_AT_ONE):
+        # The argument was rounded to 1 first: 1 + 10^{-30} needs all digits.
+        full = _value(difference, point, digits, digits)
+        return full is None or bool(abs(full) > sympy.Float(10) ** (-digits // 2))
     return any(part != 0 and (not part.is_Float or part._prec >= _CERTAIN_BITS) for part in value.as_real_imag())
 
 
-def _value(expression: Any, point: dict[Any, Any], digits: int) -> Any:
+def _value(expression: Any, point: dict[Any, Any], digits: int, shown: int = 15) -> Any:
     try:
         if point and expression.has(*_STEPPED):
             # At a step an approximation may fall on either side.
             expression, point = expression.subs(point), {}
-        value = expression.evalf(15, subs=point, maxn=digits) if point else expression.evalf(15, maxn=digits)
+        value = expression.evalf(shown, subs=point, maxn=digits) if point else expression.evalf(shown, maxn=digits)
     except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
         return None
     return value if value.is_number and value.is_finite else None
@@ -200,6 +208,18 @@ def _around_bends(gold: Any, answer: Any, symbols: list[Any], scales: list[Any])
                 value = middle if middle is not None else (right - 1 if left is None else left + 1)
                 points.append({**others, symbol: value})
     return points
+
+
+def _unknown_bends(expression: Any) -> int:
+    """Return how many bent functions bend where nobody looks: steps of no line, bends of no polynomial."""
+    return sum(not all(_is_searched(bent, argument) for argument in bent.args) for bent in expression.atoms(*_BENT))
+
+
+def _is_searched(bent: Any, argument: Any) -> bool:
+    symbols = argument.free_symbols
+    if not isinstance(argument, sympy.Expr) or not argument.is_polynomial(*symbols):
+        return not symbols
+    return not isinstance(bent, _STEPPED) or all(sympy.diff(argument, symbol).is_number for symbol in symbols)
 
 
 def _bends(expression: Any, symbol: Any, others: dict[Any, Any]) -> set[Any]:

@@ -78,6 +78,8 @@ def read_formula(text: str) -> Formula | None:
 
 def _raised(base: Any, exponent: Any) -> Any:
     """Return a power; an integer of millions of digits has no reading, whatever time there is."""
+    if base == 0 and not exponent.is_number:
+        raise NoReading("a power of zero that is 1 at single points")
     if exponent.is_Rational and base.is_Rational:
         bits = max(int(base.p).bit_length(), int(base.q).bit_length())
         if bits * abs(exponent) > _MAX_BITS:
@@ -170,7 +172,9 @@ class _Reader:
         words = [token for _, token in self.tokens[self.place + 1 : self.place + 7]]
         if len(words) == 6 and words[0::3] == ["{", "{"] and words[2::3] == ["}", "}"]:
             above, below = words[1], words[4]
-            if above.isdigit() and below.isdigit() and int(above) < int(below):
+            if above.isdigit() and below.isdigit() and int(above) >= int(below) > 0:
+                raise NoReading("a whole number before an improper fraction: a sum or a product")
+            if above.isdigit() and below.isdigit():
                 self.place += 7
                 return sympy.Rational(int(above), int(below))
         return None

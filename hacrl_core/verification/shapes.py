@@ -36,6 +36,7 @@ _POINTS = re.compile(r"(?:[A-Z](?:_\{?\w+\}?)?|\\(?:angle|triangle|overline|frac
 _CALLED_AT = re.compile(r"[fghFGHP]\s*\(\s*(?:-?\d+|[A-Z])\s*\)")
 _CALL = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*\(\s*[A-Za-z]\s*\)")
 _VARIABLE = re.compile(rf"{_LETTER}(?:_\{{?\w+\}}?)?(?:\s*\([A-Za-z]\))?")
+_NUMBERED = re.compile(r"([A-Za-z])_\{?(\d+)\}?")
 # Letters in an order: of points, of choices, of a word.
 _SPELLED = re.compile(r"[A-Z]{3,}|[a-z]{4,}|yes|no|odd|one|two|six|ten")
 _LIMITS = re.compile(r"\\(?:sum|prod|int|lim)(?![A-Za-z])")
@@ -112,14 +113,33 @@ def _same_chains(gold: Node, answer: Node, tolerance: float) -> bool:
             return _same_equations(gold, answer, tolerance)
         return _same_inequalities(gold, answer, tolerance)
     chain, other = (gold, answer) if gold.kind == "chain" else (answer, gold)
+    if chain is answer and _names_out_of_order(chain.parts[0]):
+        return False
     if set(chain.signs) <= {"=", "\\approx"}:
         values = _values_of(chain, trusted=chain is gold, rounded=_is_decimal(other))
         return any(
             _same(value, other, tolerance) if chain is gold else _same(other, value, tolerance) for value in values
         )
     if other.kind == "tuple" and (interval := _interval(chain)) is not None:
-        return _same_interval(interval, (other.signs, other.parts), tolerance)
+        return not _is_empty(interval[1]) and _same_interval(interval, (other.signs, other.parts), tolerance)
     return False
+
+
+def _names_out_of_order(names: Node) -> bool:
+    """Return whether an answer names its values in an order that a gold without names does not mean: ``(y, x)``."""
+    letters = [part.text.strip() for part in names.parts] if names.kind in ("tuple", "ratio") else []
+    if letters and set(letters) <= {"x", "y", "z"}:
+        return letters != sorted(letters)
+    numbered = [_NUMBERED.fullmatch(letter) for letter in letters]
+    indices = [int(match[2]) for match in numbered if match]
+    return len(indices) == len(letters) and len({m[1] for m in numbered if m}) == 1 and indices != sorted(indices)
+
+
+def _is_empty(ends: tuple[Node, ...]) -> bool:
+    """Return whether the ends of an interval stand the wrong way round: ``1 < x < -2`` is no point ``(1, -2)``."""
+    low, high = (_formula(end.text) for end in ends)
+    width = high.value - low.value if low is not None and high is not None else None
+    return width is not None and bool(width.is_number) and bool(width.is_nonpositive)
 
 
 def _values_of(chain: Node, *, trusted: bool = False, rounded: bool = False) -> list[Node]:

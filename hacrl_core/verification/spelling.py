@@ -10,6 +10,8 @@ _INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
 _COLOUR = re.compile(
     r"\\(?:text)?color\s*\{\s*(?:red|blue|green|black|purple|violet|orange|teal|magenta|cyan|brown)\s*\}"
 )
+# Two numbers that stand apart are two, while a small space may part thousands.
+_APART = re.compile(r"(?<=\d)\s*(?:\\q?quad(?![A-Za-z])|\\hspace\*?\s*\{[^{}]*\})\s*(?=\d)")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _RAISED_RUN = re.compile(f"⁻?[{_RAISED}]+")
@@ -25,7 +27,7 @@ _SIGNS = {
 @lru_cache(maxsize=8192)
 def plain_spelling(text: str) -> str:
     """Return the text in LaTeX that the readers know."""
-    text = _COLOUR.sub("", _INVISIBLE.sub("", text))
+    text = _APART.sub(", ", _COLOUR.sub("", _INVISIBLE.sub("", text)))
     if not text.isascii():
         text = _RAISED_RUN.sub(lambda run: f"^{{{_lowered(run.group())}}}", text)
         text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1].strip('{}')}}}", text)

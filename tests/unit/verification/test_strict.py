@@ -140,6 +140,22 @@ def test_a_list_is_right_where_the_gold_is_that_list() -> None:
     assert [v.reward for v in verify_batch([r"\boxed{2} and \boxed{1}"], ["1, 2"])] == [1.0]
 
 
+def test_what_may_stand_beside_a_box_and_what_equals_beside_its_wrong_neighbours() -> None:
+    beside = [
+        r"$\boxed{5}^\circ$", r"$\boxed{5}\text{ cm}$", r"$3+\boxed{5}=8$", "- \\boxed{5}", "so $x$ - \\boxed{5}",
+        r"\boxed{5}!", r"$\boxed{5}x^2$", r"$\boxed{5}\%$", "Rule\n---\n\\boxed{5}", r"$\frac{1}{\boxed{5}} = 0.2$",
+    ]  # fmt: skip
+    equal = [
+        ("(3,7)", "(x, y) = (3, 7)"), ("(3,7)", "(s, k) = (3, 7)"), ("(1,2)", "1 < x < 2"), ("17", r"17 + \ln 1"),
+        (r"\log_2 9", r"\frac{2\ln 3}{\ln 2}"), ("1234", r"1\ 234"), ("1,2", r"1 \quad 2"),
+        (r"\frac{15}{4}", r"3 \cdot \frac{5}{4}"), ("|x-2||x+2|", "|x^2-4|"),
+        (r"\lfloor \frac{n^2}{4} \rfloor + 1", r"\lfloor \frac{n^2+4}{4} \rfloor"),
+    ]  # fmt: skip
+    assert [verdict.reward for verdict in verify_batch(beside, ["5"] * len(beside))] == [1.0] * len(beside)
+    found = verify_batch([f"\\boxed{{{answer}}}" for _, answer in equal], [gold for gold, _ in equal])
+    assert [pair for pair, verdict in zip(equal, found, strict=True) if verdict.reward == 0] == []
+
+
 def test_units_come_from_the_list_and_never_from_letters_that_may_be_variables() -> None:
     assert unit_name("square feet") == unit_name(r"\text{ft}^2") == "ft^2"
     assert unit_name("miles per hour") == unit_name("mph") == "mi/h"
