@@ -3,11 +3,10 @@
 16 prompts x 8 responses x 16 tokens, GSPO, one update. TRL's GRPOTrainer runs as shipped (sequence-level ratios, no KL,
 no logging, whichever of two microbatch sizes is faster here). Ours runs the campaign's own loop and stages (sample,
 generate, verify, score, credit, update) in this process with store, Parquet files, checkpoints, optimizer state and
-manifests; diagnostics that TRL does not compute here (KL to the start, gradient cosine) are off, and the layers run by
-our own pass (``update.body: lean``). Same weights, prompts and AdamW. Responses are equally long at no cost to either
-side: the end token has an id that the model has no output for. The reward, the same on both sides, asks whether the
-last boxed number of the response is near 96: about every second one is right, so nearly every group has something to
-teach. The first step of each round is left out.
+manifests; diagnostics that TRL does not compute here (KL to the start, gradient cosine) are off. Same weights, prompts
+and AdamW. Responses are equally long at no cost to either side: the end token has an id that the model has no output
+for. The reward, the same on both sides, asks whether the last boxed number of the response is near 96: about every
+second one is right, so nearly every group has something to teach. The first step of each round is left out.
 """
 
 import json
@@ -141,12 +140,7 @@ def our_clock(agent: Path, folder: str, steps: int, own: str = "sampled") -> Clo
             "generate": {"max_tokens": RESPONSE_TOKENS, "engine": {"kind": "builtin", "device": "cpu"}},
             "verify": {"verifier": "numeric", "tolerance": NEAR},
             "algorithm": {"preset": "gspo", "measure_kl": False, "gradient_cosine": False},
-            "update": {
-                "body": "lean",
-                "learning_rate": LEARNING_RATE,
-                "minibatch_prompts": PROMPTS,
-                "token_budget": 4096,
-            },
+            "update": {"learning_rate": LEARNING_RATE, "minibatch_prompts": PROMPTS, "token_budget": 4096},
             "score": {"own": own},
             "tracking": {"enabled": False},
         }

@@ -1,9 +1,9 @@
 """A whole update against TRL's GRPOTrainer with sequence-level ratios: same model, same sequences, same AdamW.
 
 TRL's trainer runs as shipped, except that its generation is replaced by the prepared responses, so that both sides time
-forward, backward, clip and optimizer only. Our layers run by our own pass (``body: lean``). First every response is
-informative, then half of the groups have no signal. CPU seconds of the process, one thread, rounds alternate between
-the two. Prints a table and one JSON line. Run: ``python benchmarks/update.py`` (needs the ``bench`` extra).
+forward, backward, clip and optimizer only. First every response is informative, then half of the groups have no signal.
+CPU seconds of the process, one thread, rounds alternate between the two. Prints a table and one JSON line. Run:
+``python benchmarks/update.py`` (needs the ``bench`` extra).
 """
 
 import argparse
@@ -138,9 +138,7 @@ def our_seconds(
 ) -> tuple[float, Tensor]:
     """Planning of the rows included: leaving out and merging are part of an update."""
     agent = Agent(make_model(), make_tokenizer(), (END,), Path("bench"))
-    trainer = Trainer(
-        agent, UpdateConfig(learning_rate=LEARNING_RATE, token_budget=token_budget, weight_decay=0.01, body="lean")
-    )
+    trainer = Trainer(agent, UpdateConfig(learning_rate=LEARNING_RATE, token_budget=token_budget, weight_decay=0.01))
     total, ends = len(sequences), []
     for _ in range(steps + 1):
         keys = [

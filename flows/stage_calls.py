@@ -272,7 +272,6 @@ class StageCalls:
             boundary=boundary,
             stop_strings=self.config.generation(learner).stop_strings if boundary == "settled" else (),
             head_precision=update.head_precision,
-            body=update.body,
             ranks=update.ranks,
             offload=update.offload == "optimizer",
         )

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.agents import Attention
 from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictConfig
-from hacrl_core.config.training import Body, HeadPrecision, ScoreConfig
+from hacrl_core.config.training import HeadPrecision, ScoreConfig
 from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCORES, read_answers, read_table
 from stages.spec import Context, Metrics, OutFolder, Result, Stage
 
@@ -37,7 +37,6 @@ class ScoreSlice(StrictConfig):
     stop_strings: Annotated[tuple[str, ...], IdentityUnlessDefault] = ()  # the learner's
     # As in the update, whose ratios compare with these log-probs.
     head_precision: Annotated[HeadPrecision, IdentityUnlessDefault] = "fp32"
-    body: Annotated[Body, IdentityUnlessDefault] = "library"
     ranks: Annotated[PositiveInt, IdentityUnlessDefault] = 1
     offload: Annotated[bool, NotIdentity] = False
 
@@ -110,7 +109,6 @@ def _score_here(agent: Any, sequences: list[Any], version: ArtifactRef, config: 
         autocast=config.score.autocast,
         max_logits_mb=config.score.max_logits_mb,
         head_precision=config.head_precision,
-        body=config.body,
     )
 
 

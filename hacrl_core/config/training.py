@@ -8,7 +8,6 @@ from hacrl_core.config.base import IdentityUnlessDefault, NotIdentity, StrictCon
 
 Autocast = Literal["none", "bf16"]
 HeadPrecision = Literal["fp32", "tf32"]
-Body = Literal["library", "lean"]
 # Files of the training state of several ranks: their number must not depend on the number of ranks.
 _STATE_FILES = 8
 
@@ -95,13 +94,6 @@ class UpdateConfig(StrictConfig):
         "fp32",
         description="The head's products on CUDA, in score and update alike: fp32 is exact; tf32 uses tensor cores and "
         "keeps 10 bits of each factor.",
-    )
-    body: Annotated[Body, IdentityUnlessDefault] = Field(
-        "library",
-        description="Whose code runs the model's layers in score and update: `library` is the model's own; `lean` is "
-        "this project's pass for Llama, Mistral, Qwen2 and Qwen3 on a CPU in float32, in one process, with rows of up "
-        "to 256 tokens. It is equal up to rounding, and faster for small models. Where it does not fit, the model's "
-        "own code runs.",
     )
     ranks: Annotated[PositiveInt, IdentityUnlessDefault] = Field(
         1,

@@ -10,7 +10,7 @@ it. Whether a model bears that is proved on its own forward, once per model.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -49,7 +49,7 @@ def shares_prefixes(model: PreTrainedModel) -> bool:
     Not on CUDA, where nobody has measured it, nor below float32.
     """
     if model not in _proved:
-        _proved[model] = _eligible(model) and probe(model, lambda tree: _node_states(model, tree))
+        _proved[model] = _eligible(model) and _probe(model)
     return _proved[model]
 
 
@@ -66,8 +66,8 @@ def _eligible(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def probe(model: PreTrainedModel, states_of: Callable[[Tree], Tensor]) -> bool:
-    """Compare states of a tree's nodes with the model's own forward: four rows with common prefixes."""
+def _probe(model: PreTrainedModel) -> bool:
+    """Four rows with common prefixes of different lengths against the model's own forward."""
     vocabulary = model.config.get_text_config().vocab_size
     ids = (torch.arange(24) * 7919 + 3) % vocabulary
     rows = [ids[:9], torch.cat([ids[:5], ids[9:14]]), torch.cat([ids[:5], ids[9:12], ids[14:16]]), ids[16:24]]
@@ -77,7 +77,7 @@ def probe(model: PreTrainedModel, states_of: Callable[[Tree], Tensor]) -> bool:
     tree = prefix_tree(padded_BT.numpy(), lengths_B.numpy())
     expected = hidden_states(model, padded_BT)[real_BT]
     try:
-        found = states_of(tree)[torch.from_numpy(tree.place_BT)][real_BT]
+        found = _node_states(model, tree)[torch.from_numpy(tree.place_BT)][real_BT]
     except (
         TypeError,
         ValueError,

@@ -8,9 +8,8 @@ import torch
 
 from hacrl_core.agents.agent import Agent
 from hacrl_core.agents.out_of_memory import out_of_memory_explained
-from hacrl_core.config.training import Autocast, Body, HeadPrecision
+from hacrl_core.config.training import Autocast, HeadPrecision
 from hacrl_core.learning.fused import fused_pass, plan_chunks, read_head
-from hacrl_core.learning.lean import lean_states, runs_lean
 from hacrl_core.learning.prefixes import response_states, shares_prefixes
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches
 
@@ -25,7 +24,6 @@ def score_sequences(
     autocast: Autocast = "none",
     max_logits_mb: int = 256,
     head_precision: HeadPrecision = "fp32",
-    body: Body = "library",
 ) -> list[npt.NDArray[np.float32]]:
     """Log-prob of every response token under the agent, in the order of ``sequences``.
 
@@ -42,11 +40,8 @@ def score_sequences(
     for batch in batches:
         with out_of_memory_explained(agent.checkpoint, doing, remedy):
             # Without the cache: every weight is cast once either way, and its copy is freed with its layer.
-            if body == "lean" and shared and runs_lean(agent.model, batch):
-                hidden_RH = lean_states(agent.model, batch)
-            else:
-                with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16", cache_enabled=False):
-                    hidden_RH = response_states(agent.model, batch)
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bf16", cache_enabled=False):
+                hidden_RH = response_states(agent.model, batch)
             chunks = plan_chunks(batch.lengths, len(head.weight_VH), max_logits_mb=max_logits_mb, device=device)
             targets_R = torch.from_numpy(batch.targets_R).to(device, non_blocking=True)
             outcome = fused_pass(

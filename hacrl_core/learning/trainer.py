@@ -34,7 +34,6 @@ from hacrl_core.learning.fused import (
     plan_chunks,
     read_head,
 )
-from hacrl_core.learning.lean import lean_states, runs_lean
 from hacrl_core.learning.prefixes import attention_of, response_states, shares_prefixes
 from hacrl_core.learning.scoring import by_sequence
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, check_sequences, microbatches, padding_share
@@ -83,7 +82,6 @@ class Trainer:
             if config.lora
             else None
         )
-        self._lean = config.body == "lean" and self._shares_prefixes and not config.gradient_checkpointing
         self._names = [name for name, p in agent.model.named_parameters() if p.requires_grad]
         self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
         with self._memory_explained():
@@ -243,8 +241,6 @@ class Trainer:
         Autocast keeps no copies of its own: the graph has those that the backward pass needs, which with checkpointing
         are one layer's.
         """
-        if self._lean and runs_lean(self.agent.model, batch):
-            return lean_states(self.agent.model, batch)
         half = self.config.autocast == "bf16"
         with torch.autocast(self.agent.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
             return response_states(self.agent.model, batch)

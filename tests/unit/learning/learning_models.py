@@ -43,8 +43,6 @@ def tiny_model(kind: str = "llama", *, tied: bool = False, **changes: object) ->
     else:
         classes = {
             "llama": transformers.LlamaConfig,
-            "mistral": transformers.MistralConfig,
-            "qwen2": transformers.Qwen2Config,
             "qwen3": transformers.Qwen3Config,
             "gemma2": transformers.Gemma2Config,
             "gemma3": transformers.Gemma3TextConfig,
