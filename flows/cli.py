@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,9 +35,17 @@ class App(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
-        # Ending, Python would look through all that Prefect and MLflow have loaded, for more than a second.
-        atexit.register(gc.freeze)
+        atexit.register(_end_quickly)
         return _with_plain_help(typer.main.get_command(self))(*args, **kwargs)
+
+
+def _end_quickly() -> None:
+    """End without looking through all that Prefect and MLflow have loaded, which takes more than a second."""
+    gc.freeze()
+    if "triton" in sys.modules:
+        # What is frozen is never freed. Triton's library would print forty lines about that after the last of ours.
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _with_plain_help(command: Any) -> Any:

@@ -55,6 +55,8 @@ class DiskNeed:
         parts = [f"first version of {agent} {size_text(size)}" for agent, size in self.origins.items()]
         parts += [
             f"{count} versions of {agent} of {size_text(size)} each"
+            if count > 1
+            else f"a version of {agent} {size_text(size)}"
             for agent, (size, count) in self.versions.items()
             if count
         ]

@@ -112,29 +112,58 @@ def explain(error: Any, model: type[BaseModel], where: str | None = None) -> str
         return f"{where}: missing; it has no default"
     if error["type"] == "too_short" and not error["input"]:
         return f"{where}: is empty; give at least one"
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return (
+            f"{where}: {_short(error['input'])} is not a group of settings; {_keys_below(model, error['loc'], where)}"
+        )
+    if error["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return f"{where}: {_short(error['input'])} names no kind that exists; {_keys_below(model, error['loc'], where)}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{where}: {message}" if where else message
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
         message = "use letters, digits, _ . and -, and begin with a letter or a digit"
-    value = repr(error["input"])
-    return (
-        f"{where}: {value if len(value) < 80 else value[:77] + '...'} is not allowed: {message[0].lower()}{message[1:]}"
-    )
+    return f"{where}: {_short(error['input'])} is not allowed: {message[0].lower()}{message[1:]}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."
 
 
 def _keys_beside(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
-    """Yield the keys that the model allows beside an unknown one, found by walking down its annotations."""
+    """Yield the keys that the model allows beside an unknown one."""
+    for candidate in _models_at(model, location[:-1]):
+        yield from candidate.model_fields
+
+
+def _keys_below(model: type[BaseModel], location: tuple[int | str, ...], where: str) -> str:
+    """Say what to write where a group of settings belongs: its kinds if it has several, else its keys."""
+    candidates = _models_at(model, location)
+    kinds = [kind for found in candidates for kind in _kinds_of(found)]
+    if kinds:
+        return f"set {where}.kind to {' or '.join(kinds)}"
+    return f"set the keys below it: {', '.join(key for found in candidates for key in found.model_fields)}"
+
+
+def _kinds_of(model: type[BaseModel]) -> list[str]:
+    """Return what ``kind`` says where this model is meant; nothing for a model without it."""
+    return (
+        [str(kind) for kind in get_args(model.model_fields["kind"].annotation)] if "kind" in model.model_fields else []
+    )
+
+
+def _models_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[type[BaseModel]]:
+    """Return the models that a place may hold, found by walking down the annotations."""
     candidates: list[type[BaseModel]] = [model]
-    for part in location[:-1]:
+    for part in location:
         below: list[type[BaseModel]] = []
         for candidate in candidates:
             field = candidate.model_fields.get(str(part))
             # A dict's key or a union's tag does not go deeper.
             below += _models_in(field.annotation) if field else [candidate]
         candidates = below
-    for candidate in candidates:
-        yield from candidate.model_fields
+    return candidates
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -11,6 +11,8 @@ import pytest
 from tests.docs.blocks import ROOT
 
 pytestmark = pytest.mark.docs
+# Milliseconds for each step of the browser, on a machine that does other work as well.
+PATIENCE = 180_000
 
 
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
@@ -47,12 +49,13 @@ def test_a_page_opened_as_a_file_finds_a_setting(site: Path) -> None:
     if chromium is None:
         pytest.skip("no Chromium here")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=PATIENCE)
         page, asked = browser.new_page(viewport={"width": 1300, "height": 800}), []
+        page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "tutorials/night.html").as_uri())
-        page.locator(".md-search__input").first.fill("minibatch_prompts", timeout=60_000)
-        page.locator(".md-search-result__item a").first.wait_for(state="attached", timeout=60_000)
+        page.locator(".md-search__input").first.fill("minibatch_prompts")
+        page.locator(".md-search-result__item a").first.wait_for(state="attached")
         found = page.locator(".md-search-result__item").first.inner_html()
         browser.close()
     assert "configuration.html" in found or "minibatch" in found

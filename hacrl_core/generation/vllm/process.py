@@ -236,4 +236,5 @@ def find_python(configured: str | None) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate.absolute()  # not resolved: the link itself is what makes it the environment's interpreter
-    raise EngineError(f"vllm engine: no Python interpreter at {candidates[0]}; run `make vllm`, or set engine.python")
+    looked = " or ".join(dict.fromkeys(map(str, candidates)))
+    raise EngineError(f"vllm engine: no Python interpreter at {looked}; run `make vllm`, or set engine.python")
