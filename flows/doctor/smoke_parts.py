@@ -175,16 +175,8 @@ def vllm(device: torch.device, folder: Path) -> dict[str, Any]:
     A campaign survives a swap that its proofs refuse: vLLM is restarted. Here that is a fault, and so is whatever else
     the engine warns of.
     """
-    from hacrl_core.generation.vllm import VllmEngine
-    from hacrl_core.generation.vllm.process import find_python
-
-    try:
-        find_python(None)
-    except EngineError:
-        raise Skipped("vLLM is not built; `make vllm` builds it") from None
+    engine = _vllm_engine()
     agents = [_agent(folder, torch.device("cpu"), seed) for seed in (0, 1)]
-    config = VllmEngineConfig(enforce_eager=True, max_sequences=16, max_length=128, memory_share=0.3, keep="sleep")
-    engine = VllmEngine(config)
     seconds, off, other, free = [], [], [], [_free(device)]
     with _warnings_of("hacrl_core.generation.vllm") as warnings:
         try:
@@ -220,6 +212,19 @@ def vllm(device: torch.device, folder: Path) -> dict[str, Any]:
         why = f"vLLM's log-probs are {max(off):.2g} per token off those of the version it was given ({allowed})"
         raise Wrong(f"{why} and {min(other):.2g} off those of the other one", found)
     return found
+
+
+def _vllm_engine() -> Any:
+    """Return an engine that is not started yet."""
+    from hacrl_core.generation.vllm import VllmEngine
+    from hacrl_core.generation.vllm.process import find_python
+
+    try:
+        find_python(None)
+    except EngineError:
+        raise Skipped("vLLM is not built; `make vllm` builds it") from None
+    config = VllmEngineConfig(enforce_eager=True, max_sequences=16, max_length=128, memory_share=0.3, keep="sleep")
+    return VllmEngine(config)
 
 
 def _sampled(engine: Any, agent: Agent, version: str) -> tuple[list[TrainSequence], list[npt.NDArray[Any]]]:

@@ -262,3 +262,15 @@ class TrainForEver:
         while True:
             trainer.step(self.train.rows, objective(self.train.rows))
             self.begun.touch()
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """In place of `policy.Published`: the rank keeps nothing of what it has trained."""
+
+    checkpoint: Path
+    digest: str
+
+    def __call__(self, rank: Rank) -> None:
+        """Drop the slices."""
+        rank.agent = None

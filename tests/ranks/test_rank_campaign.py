@@ -6,15 +6,17 @@ import torch
 from flows.campaign import run_campaign
 from flows.stage_calls import StageCalls
 from hacrl_core.artifacts import Store
+from hacrl_core.learning.sharded import policy
 from tests.flow.conftest import TINY, Inline, tiny
+from tests.ranks.tasks import Forgotten
 
 pytestmark = pytest.mark.ranks
 # They depend on how rows are packed or on the process, not on the numbers.
 OTHER = ("padding_share", "peak_memory_bytes", "sampling_mismatch")
 
 
-def outcomes(root, **update):
-    config = tiny(iterations=2, update={**TINY["update"], **update}, evaluate={})
+def outcomes(root, settings=None, **update):
+    config = tiny(**{"iterations": 2, "evaluate": {}, **(settings or {}), "update": {**TINY["update"], **update}})
     runner = Inline(Store(root))
     run_campaign(config, StageCalls(config), runner)
     runner.context.warm.close()
@@ -36,3 +38,26 @@ def test_two_ranks_against_one_and_against_themselves(tmp_path):
                 if not any(other in name for other in OTHER):
                     assert two[label].metrics[name] == pytest.approx(value, rel=2e-4, abs=1e-5), f"{label} {name}"
     assert two["update ada #0"].metrics["update/score_mismatch_max"] < 1e-5
+
+
+@pytest.mark.parametrize("autocast", ["none", "bf16"])
+def test_a_version_with_adapters_is_read_once_and_no_artifact_shows_that_it_was_kept(tmp_path, monkeypatch, autocast):
+    """Ranks that forget every version after it was published read each from its files, for score and for update."""
+    torch.set_num_threads(1)
+    settings = {
+        "agents": {"ada": TINY["agents"]["ada"]},
+        "iterations": 3,
+        "algorithm": {"preset": "gspo"},
+        "score": {"autocast": autocast},
+    }
+    lora = {"ranks": 2, "autocast": autocast, "learning_rate": 1e-2, "lora": {"rank": 3, "alpha": 6.0}}
+    loaded, load = [], policy.load_sharded
+    monkeypatch.setattr(policy, "load_sharded", lambda rank, *a, **k: loaded.append(a) or load(rank, *a, **k))
+    kept = outcomes(tmp_path / "kept", settings, **lora)
+    of_kept = len(loaded)
+    loaded.clear()
+    monkeypatch.setattr(policy, "Published", Forgotten)
+    read = outcomes(tmp_path / "read", settings, **lora)
+    assert {label: o.ref.digest for label, o in kept.items()} == {label: o.ref.digest for label, o in read.items()}
+    assert len({o.ref.digest for label, o in kept.items() if label.startswith("update")}) == 3
+    assert len(loaded) == of_kept + 4, "score and update of the two versions that were trained"

@@ -73,6 +73,30 @@ def whole_adapters(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def fold(model: PreTrainedModel, rank: Rank) -> None:
+    """Add the adapters to the weights and let only those compute: the policy that a checkpoint of it holds.
+
+    Every rank must call this. The adapters stay where they are, for `unfold`.
+    """
+    for name, rows in merged(model, whole_adapters(model), rank).items():
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        base: Any = layer.get_base_layer()  # type: ignore[operator]
+        local(base.weight).copy_(rows)
+        layer.forward = base.forward
+
+
+@torch.no_grad()
+def unfold(model: PreTrainedModel, rank: Rank) -> None:
+    """Take the adapters out of the weights again, as `initialise` does when it reads a checkpoint with adapters."""
+    whole = whole_adapters(model)
+    for name, layer in lora.layers(model).items():
+        a_RI, b_OR = (whole[f"{_PREFIX}{name}.lora_{side}.weight"] for side in "AB")
+        weight = layer.get_base_layer().weight
+        local(weight).sub_(_delta(layer, a_RI, b_OR[rows_of(weight.shape[0], rank)], local(weight)))
+        del layer.forward
+
+
+@torch.no_grad()
 def merged(model: PreTrainedModel, whole: dict[str, Tensor], rank: Rank) -> dict[str, Tensor]:
     """Return this rank's rows of the weights with adapters in them, under the plain model's names."""
     rows: dict[str, Tensor] = {}

@@ -65,6 +65,7 @@ class ShardedAgent:
     digest: str  # of the version in memory
     numerics: Numerics
     shares_prefixes: bool
+    folded: bool = False  # its adapters are in the weights (`adapters.fold`), so it computes as without them
 
     @property
     def model(self) -> PreTrainedModel:
@@ -81,6 +82,10 @@ class ShardedAgent:
     def context_length(self) -> int:
         """The most positions the model has."""
         return context_length(self.model)
+
+    def computes(self, numerics: Numerics) -> bool:
+        """Whether it can compute so, its adapters folded or not."""
+        return numerics == self.numerics or (self.folded and numerics == replace(self.numerics, lora=None))
 
     @property
     def vocabulary(self) -> int:
@@ -117,12 +122,19 @@ def load_sharded(
 def agent_of(
     rank: Rank, checkpoint: Path, digest: str, numerics: Numerics, *, own_code: bool = False, seed: int = 0
 ) -> ShardedAgent:
-    """Return the rank's part of a version: the one it has kept, or loaded in its place."""
-    kept = rank.agent
-    if kept is None or (kept.digest, kept.numerics) != (digest, numerics):
-        rank.agent = None  # frees the old slices before the new ones are loaded
-        rank.agent = load_sharded(rank, checkpoint, digest, numerics, own_code=own_code, seed=seed)
-    return rank.agent  # type: ignore[return-value]
+    """Return the rank's part of a version: the one it has kept, or loaded in its place.
+
+    One whose adapters are folded serves score, which wants none, as it is, and the next update after they are taken
+    out.
+    """
+    kept: ShardedAgent | None = rank.agent  # type: ignore[assignment]
+    if kept is None or kept.digest != digest or not kept.computes(numerics):
+        rank.agent = kept = None  # frees the old slices before the new ones are loaded
+        rank.agent = kept = load_sharded(rank, checkpoint, digest, numerics, own_code=own_code, seed=seed)
+    elif kept.folded and numerics.lora is not None:
+        adapters.unfold(kept.model, rank)
+        rank.agent = kept = replace(kept, folded=False)
+    return kept
 
 
 def first_of(rank: Rank, checkpoint: Path, digest: str, numerics: Numerics, *, own_code: bool = False) -> ShardedAgent:

@@ -33,6 +33,7 @@ from hacrl_core.learning.fused import (
 from hacrl_core.learning.prefixes import attention_of, response_states
 from hacrl_core.learning.scoring import by_sequence
 from hacrl_core.learning.sequences import Ints, Microbatch, TrainSequence, check_sequences, microbatches
+from hacrl_core.learning.sharded import adapters
 from hacrl_core.learning.sharded.dealing import deal
 from hacrl_core.learning.sharded.loading import TensorFiles, local, rows_of
 from hacrl_core.learning.sharded.policy import ShardedAgent, set_checkpointing, slices
@@ -151,14 +152,16 @@ class ShardedTrainer:
                 moments[f"{moment}/{name}"] = state[moment] if state else torch.zeros_like(parameter)
         save_version(self.agent, folder, moments, self.updates, self.config.files_of_state)
 
-    def trained(self) -> ShardedAgent | None:
-        """Return the agent, whose version has no digest yet; None where it is not what ``save`` wrote (LoRA).
+    def trained(self) -> ShardedAgent:
+        """Return the agent with the weights that ``save`` wrote; its version has no digest yet.
 
         The trainer's memory is freed, so it cannot be used afterwards.
         """
         self._forget_gradient()
         self._optimizer.state.clear()
-        return replace(self.agent, digest="") if self.config.lora is None else None
+        if self.config.lora is not None:
+            adapters.fold(self.agent.model, self._rank)
+        return replace(self.agent, digest="", folded=self.config.lora is not None)
 
     def peak_memory_bytes(self) -> int:
         """Return the largest peak of the ranks: of the process (CPU) or of the device's allocator (CUDA)."""
