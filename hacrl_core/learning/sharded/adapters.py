@@ -80,7 +80,7 @@ def fold(model: PreTrainedModel, rank: Rank) -> None:
     """
     for name, rows in merged(model, whole_adapters(model), rank).items():
         layer = model.get_submodule(name.removesuffix(".weight"))
-        base: Any = layer.get_base_layer()  # type: ignore[operator]
+        base: Any = layer.get_base_layer()
         local(base.weight).copy_(rows)
         layer.forward = base.forward
 

@@ -127,7 +127,7 @@ def agent_of(
     One whose adapters are folded serves score, which wants none, as it is, and the next update after they are taken
     out.
     """
-    kept: ShardedAgent | None = rank.agent  # type: ignore[assignment]
+    kept: ShardedAgent | None = rank.agent
     if kept is None or kept.digest != digest or not kept.computes(numerics):
         rank.agent = kept = None  # frees the old slices before the new ones are loaded
         rank.agent = kept = load_sharded(rank, checkpoint, digest, numerics, own_code=own_code, seed=seed)
