@@ -232,19 +232,25 @@ def test_a_killed_supervisor_takes_its_servers_along_and_up_starts_again(servers
     assert servers("ps").count("answers") == 3
 
 
+def _statuses(home, campaign):
+    with sqlite3.connect(home.root / "mlflow.db") as database:
+        return [status for (status,) in database.execute("select status from runs where name = ?", (campaign,))]
+
+
 def test_down_stops_a_campaign_and_leaves_nothing(servers, foreground):
     state = read_state(servers.home)
     assert state.supervisor.pid == foreground.pid
     servers("deploy", servers.config("cut_off", iterations=1000, seed=1), "--now")
     wait_for(lambda: any(r["state_name"] == "Running" for r in servers.runs("cut_off")), 60, "the campaign")
     wait_for(lambda: (servers.home.campaign("cut_off") / "stages.jsonl").exists(), 60, "its first stage")
+    # A campaign that is stopped does not wait for an MLflow that has not even opened: the next run would fill it in.
+    wait_for(lambda: _statuses(servers.home, "cut_off"), 60, "its run in MLflow")
     assert "is removed" in servers("deploy", "--remove", "cut_off")  # and its run still comes to an end in Prefect
     assert "campaign cut_off was stopped; its next run goes on" in servers("down")
     with sqlite3.connect(servers.home.root / "prefect" / "prefect.db") as database:
         query = "select distinct state_type from flow_run where name like 'cut_off%'"
         assert [state for (state,) in database.execute(query)] == ["CRASHED"]
-    with sqlite3.connect(servers.home.root / "mlflow.db") as database:
-        assert list(database.execute("select status from runs where name = 'cut_off'")) == [("KILLED",)]
+    assert _statuses(servers.home, "cut_off") == ["KILLED"]
     assert "stopped from outside" in (servers.home.campaign("cut_off") / "log.txt").read_text().splitlines()[-1]
     assert foreground.wait(timeout=patience(20)) == 0
     assert processes_with_token(state.token) == []
