@@ -127,12 +127,14 @@ def _draw_differences(panel: Any, ends: Ends) -> None:
         d = ends.difference(method)
         panel.plot([100 * d.low, 100 * d.high], [row, row], color=COLOURS[method], linewidth=2.5)
         panel.plot(100 * d.mean, row, "o", color=COLOURS[method], markersize=7)
+        words = [LABELS[method], f"{100 * d.mean:+.1f}".replace("-", "−")]
         panel.annotate(
-            f"{LABELS[method]}  {100 * d.mean:+.1f}",
-            (100 * d.mean, row),
+            "  ".join(words if d.mean > 0 else words[::-1]),
+            (0.02 if d.mean < 0 else 0.98, row),
             (0, 9),
+            xycoords=panel.get_yaxis_transform(),
             textcoords="offset points",
-            ha="center",
+            ha="left" if d.mean < 0 else "right",
             color=COLOURS[method],
             fontsize=9,
         )
