@@ -1,5 +1,7 @@
 """Every method trains the tiny pair, and the relations between methods hold to the bit."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -134,4 +136,5 @@ def test_a_missing_sampler_is_named_and_nothing_is_written(run_inline):
     with pytest.raises(AlgorithmError, match=r"credit ada iteration 1: rollout .* appears twice"):
         run_stage(store, call, Context())
     assert store.lookup(find_stage("credit").identity(call)) is None
-    assert not any((store.root / "staging").iterdir())
+    # Tests of another process may be staging in the same store just now.
+    assert not list((store.root / "staging").glob(f"*.{os.getpid()}.*"))
