@@ -6,6 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
+from hacrl_core.artifacts.locks import holder, try_exclusive
+
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("HACRL_HOME", ".hacrl")).absolute() / "exchange-demo"
 PARTIES = {"north": "ada", "south": "ben"}
@@ -16,13 +18,19 @@ LAST_SHOWN = "Time and memory by stage"
 
 def main() -> int:
     """Make keys and a config, run both parties at the same time, and show what came of it."""
-    (PLACE / "keys").mkdir(parents=True, exist_ok=True)
+    # The parties inherit it: the folder stays theirs where this process ends before they do.
+    lock = try_exclusive(PLACE / "running.lock")
+    if lock is None:
+        who = holder(PLACE / "running.lock")
+        print(f"{PLACE}: another run of this demo is under way there ({who}); wait for it or set HACRL_HOME")
+        return 2
+    (PLACE / "keys").mkdir(exist_ok=True)
     public = {name: _public_key(PLACE / "keys" / f"{name}.key") for name in PARTIES}
     config = PLACE / "campaign.yaml"
     config.write_text(_config(public))
     print(f"Two parties, each with a key, a home and an agent of its own, below {PLACE}.", flush=True)
     print("north trains ada, south trains ben. Between them is the folder bucket, and nothing else.", flush=True)
-    codes = _run_parties(config)
+    codes = _run_parties(config, lock)
     for name, code in codes.items():
         if code:
             print(f"{name} ended with {code}; see {PLACE / name}.log")
@@ -37,7 +45,7 @@ def main() -> int:
     return 0
 
 
-def _run_parties(config: Path) -> dict[str, int]:
+def _run_parties(config: Path, lock: int) -> dict[str, int]:
     """Run both parties, show what they say as they say it, and return their exit codes."""
     codes: dict[str, int] = {}
 
@@ -45,7 +53,13 @@ def _run_parties(config: Path) -> dict[str, int]:
         own = ["--set", f"party.name={name}", "--set", f"party.key={PLACE}/keys/{name}.key"]
         command = [*HACRL, "run", str(config), *own, "--home", str(PLACE / name)]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=ROOT,
+            pass_fds=(lock,),
         )
         shown = True
         assert process.stdout is not None

@@ -16,6 +16,7 @@ from flows.run.session import Party
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.config.campaign import CampaignConfig
+from hacrl_core.config.exchange import overlap
 from hacrl_core.contracts.tables import VERDICTS, read_table, write_table
 from hacrl_core.errors import ConfigError
 from hacrl_core.exchange.footers import remove_writer
@@ -59,10 +60,11 @@ def open_exchange(config: CampaignConfig, folder: Path, store: Store, warn: Call
             f"{config.parties[config.party.name].public_key}; use the key of this party"
         )
     behind = getattr(store, "bucket_name", None) or getattr(getattr(store, "bucket", None), "name", None)
-    if behind == config.exchange.bucket.bucket:
+    if behind is not None and overlap(behind, config.exchange.bucket.bucket):
         raise ConfigError(
-            f"exchange.bucket {behind}: it is also the bucket behind this home's store, which holds weights; unset "
-            "HACRL_BUCKET or give the exchange a bucket of its own"
+            f"exchange.bucket {config.exchange.bucket.bucket}: it is the bucket behind this home's store, {behind}, "
+            "which holds weights, or one lies inside the other; unset HACRL_BUCKET or give the exchange a bucket of "
+            "its own"
         )
     _check_policy(config, config.party.name)
     mailbox = Mailbox(config, Bucket(config.exchange.bucket), folder / "exchange", private, warn)

@@ -1,6 +1,5 @@
 """A party's tokenizer, which it publishes only where its config says so, and how another party gets it."""
 
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -11,11 +10,12 @@ from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.errors import ConfigError
 from hacrl_core.exchange.messages import Refused
+from hacrl_core.exchange.trial import TrialFailed, try_tokenizer
 from stages.spec import StageCall
 
 # The file tokenizer.json of an agent, as it travels beside its message.
 VOCABULARY = "vocabulary.json"
-# The largest vocabularies in use have some twenty megabytes.
+# The largest vocabularies in use have some thirty megabytes.
 _LARGEST = 64 << 20
 
 
@@ -44,9 +44,10 @@ def fetch_tokenizer(console: Console, config: CampaignConfig, home: Home, agent:
     if size > _LARGEST:
         raise ConfigError(f"--agent {agent}: the tokenizer has {size} bytes, more than {_LARGEST}; do not use it")
     try:
-        text = mailbox.fetch(message, VOCABULARY).decode()
-        entries = len(json.loads(text)["model"]["vocab"])
-    except (Refused, ValueError, KeyError, TypeError, RecursionError) as problem:
+        data = mailbox.fetch(message, VOCABULARY)
+        # A child parses it; this process only carries the bytes.
+        entries = try_tokenizer(data)
+    except (Refused, TrialFailed) as problem:
         raise ConfigError(f"--agent {agent}: the tokenizer cannot be used: {problem}; ask {party} for it") from None
-    replace_synced(file, text)
+    replace_synced(file, data.decode())
     console.print(f"written: {file}, {entries} entries, signed by {party}", highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
 from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
-from hacrl_core.config.exchange import ExchangeConfig, OwnPartyConfig, PartyConfig, WithholdConfig
+from hacrl_core.config.exchange import ExchangeConfig, OwnPartyConfig, PartyConfig, WithholdConfig, overlap
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.loading import explain, merge
 from hacrl_core.config.operation import (
@@ -164,7 +164,13 @@ class CampaignConfig(StrictConfig):
         if sorted(owned) != sorted(self.agents):
             odd = ", ".join(sorted(a for a in {*owned, *self.agents} if owned.count(a) != 1 or a not in self.agents))
             raise ValueError(f"parties: {odd}: every agent of the campaign belongs to exactly one party")
+        holders: dict[str, str] = {}
         for name, party in self.parties.items():
+            if (other := holders.setdefault(party.public_key, name)) != name:
+                raise ValueError(
+                    f"parties.{name}.public_key {party.public_key}: it is also that of {other}, so each could speak "
+                    "for the other; every party makes a key of its own with hacrl exchange keygen"
+                )
             if party.withhold is not None and isinstance(self.problems, ArithmeticProblems | TaskProblems):
                 raise ValueError(
                     f"parties.{name}.withhold: problems.kind {self.problems.kind} makes problems by code that all "
@@ -178,21 +184,24 @@ class CampaignConfig(StrictConfig):
                 f"algorithm.replay_iterations ({replays}): parties share a round's answers for that round alone; set "
                 "it to 0"
             )
-        if self.party is None:
-            return
-        if self.party.name not in self.parties:
-            raise ValueError(f"party.name {self.party.name}: the parties are {', '.join(self.parties)}")
-        if self.party.agents and set(self.party.agents) != set(self.parties[self.party.name].agents):
+        if self.party is not None:
+            self._check_own_party(self.party)
+
+    def _check_own_party(self, party: OwnPartyConfig) -> None:
+        if party.name not in self.parties:
+            raise ValueError(f"party.name {party.name}: the parties are {', '.join(self.parties)}")
+        known = self.parties[party.name].agents
+        if party.agents and set(party.agents) != set(known):
             raise ValueError(
-                f"party.agents {', '.join(self.party.agents)}: parties.{self.party.name} has "
-                f"{', '.join(self.parties[self.party.name].agents)}; make them equal or leave party.agents out"
+                f"party.agents {', '.join(party.agents)}: parties.{party.name} has {', '.join(known)}; make them equal "
+                "or leave party.agents out"
             )
         if self.exchange.bucket is None:
             raise ValueError("party: exchange.bucket is missing; give the bucket in which the parties meet")
-        if self.store is not None and self.store.bucket == self.exchange.bucket.bucket:
+        if self.store is not None and overlap(self.store.bucket, self.exchange.bucket.bucket):
             raise ValueError(
-                f"exchange.bucket {self.store.bucket} is also the bucket of the store, which holds weights; give the "
-                "exchange a bucket or folder of its own"
+                f"exchange.bucket {self.exchange.bucket.bucket} is the bucket of the store, {self.store.bucket}, which "
+                "holds weights, or one lies inside the other; give the exchange a bucket or folder of its own"
             )
 
     @property

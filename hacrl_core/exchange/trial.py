@@ -1,10 +1,12 @@
-"""Reads a Parquet table of another party in a process of its own, before this one does.
+"""Reads a Parquet table or a tokenizer of another party in a process of its own, before this one does.
 
 A few hundred bytes of Parquet can unpack to gigabytes, and some files end the process that reads them: what the footer
 says need not be true, and the library was not made for hostile files. So a child with little memory reads the table
-first. What it survives is read here in the same way, and takes no more. The child imports nothing of this package:
+first. What it survives is read here in the same way, and takes no more. JSON of a tokenizer is no better: three bytes
+of it can be a list of seventy. The child imports nothing of this package:
 
-    python trial.py ROWS BYTES <table
+    python trial.py table ROWS BYTES <table
+    python trial.py tokenizer <tokenizer.json
 """
 
 import io
@@ -17,15 +19,18 @@ from pathlib import Path
 
 # What the libraries and small tables need beside the table itself.
 _ROOM = 512 << 20
+# A tokenizer of 17 MB with 262,144 entries takes 0.3 GB; the largest in use have twice as many bytes.
+_TOKENIZER_ROOM = 1 << 30
 _STACK = 4 << 20
 _SECONDS = 60
+_LONGEST = 200
 _TOO_MUCH, _UNREADABLE = 3, 4
 # How a reader ends because of what it read. Anything else is this machine's own trouble.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGXCPU)
 
 
 class TrialFailed(Exception):
-    """A table that cannot be read without harm, and why; ``too_much``: it is larger than it may be."""
+    """What cannot be read without harm, and why; ``too_much``: it is larger than it may be."""
 
     def __init__(self, what: str, *, too_much: bool = False) -> None:
         super().__init__(what)
@@ -34,12 +39,23 @@ class TrialFailed(Exception):
 
 def try_table(data: bytes, rows: int, size: int) -> None:
     """Raise TrialFailed unless a child can read a table, and it has at most so many rows and bytes."""
+    _try("table", data, str(rows), str(size))
+
+
+def try_tokenizer(data: bytes) -> int:
+    """Return how many entries a tokenizer.json has; raise TrialFailed unless a child can load it as one."""
+    return int(_try("tokenizer", data))
+
+
+def _try(what: str, data: bytes, *limits: str) -> str:
     quiet = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-I", str(Path(__file__)), str(rows), str(size)]
+    command = [sys.executable, "-I", str(Path(__file__)), what, *limits]
     child = subprocess.run(
         command, input=data, capture_output=True, env={**os.environ, **quiet}, start_new_session=True, check=False
     )
-    words = " ".join(child.stdout.decode(errors="replace").split())
+    # A reader's words may repeat those of the file.
+    said = " ".join(child.stdout.decode(errors="replace").split())[:_LONGEST]
+    words = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said)
     if child.returncode in (_TOO_MUCH, _UNREADABLE):
         raise TrialFailed(words, too_much=child.returncode == _TOO_MUCH)
     if -child.returncode in _CRASHES:
@@ -49,20 +65,31 @@ def try_table(data: bytes, rows: int, size: int) -> None:
 
         told = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise StageError(
-            f"a table of another party could not be tried: its reader ended with {child.returncode} {told}; run the "
-            "campaign again"
+            f"a {what} of another party could not be tried: its reader ended with {child.returncode} {told}; run the "
+            "command again"
         )
+    return words
 
 
-def _try_here(data: bytes, rows: int, size: int) -> None:
-    import pyarrow.parquet as pq
-
+def _limit(room: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     # Less than any thread has that reads the table later.
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-    room = _ROOM + 4 * size
     resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+
+
+def _try_tokenizer_here(data: bytes) -> None:
+    from tokenizers import Tokenizer
+
+    _limit(_TOKENIZER_ROOM)
+    _end(0, str(Tokenizer.from_str(data.decode()).get_vocab_size(with_added_tokens=False)))
+
+
+def _try_table_here(data: bytes, rows: int, size: int) -> None:
+    import pyarrow.parquet as pq
+
+    _limit(_ROOM + 4 * size)
     file = pq.ParquetFile(io.BytesIO(data))
     footer = file.metadata
     if footer.num_rows > rows:
@@ -85,9 +112,13 @@ def _end(code: int, words: str) -> None:
 
 if __name__ == "__main__":
     try:
-        _try_here(sys.stdin.buffer.read(), int(sys.argv[1]), int(sys.argv[2]))
+        if sys.argv[1] == "tokenizer":
+            _try_tokenizer_here(sys.stdin.buffer.read())
+        else:
+            _try_table_here(sys.stdin.buffer.read(), *map(int, sys.argv[2:]))
     except MemoryError:
-        _end(_TOO_MUCH, f"needs more memory than a table of {sys.argv[2]} bytes does")
-    except Exception as problem:
+        _end(_TOO_MUCH, "needs more memory than it may")
+    # A fault in tokenizers arrives as what is no Exception.
+    except BaseException as problem:
         _end(_UNREADABLE, f"cannot be read ({problem})")
     os._exit(0)

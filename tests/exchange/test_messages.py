@@ -1,10 +1,14 @@
 """Messages: an unsigned, altered, replayed, foreign-named one is refused by name; keys are private."""
 
+import base64
 import json
+import string
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from flows.exchange.mailbox import Mailbox, campaign_digest, path_of
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.errors import ConfigError
@@ -209,15 +213,40 @@ def test_configs_that_do_not_fit(tmp_path: Path) -> None:
     from hacrl_core.config.campaign import CampaignConfig
 
     raw = meeting(tmp_path).model_dump(mode="json")
+    bucket = raw["exchange"]["bucket"]
+    inside, around = ({"bucket": name} for name in (f"{bucket['bucket']}/store", f"file://{tmp_path}"))
     for change, words in (
         ({"party": {"name": "east"}}, "the parties are north, south, west"),
         ({"party": {"name": "north", "agents": ["ben"]}}, "make them equal"),
         ({"parties": {"north": {**raw["parties"]["north"], "public_key": "x"}}}, "is no public key"),
         ({"parties": {"north": raw["parties"]["north"]}}, "exactly one party"),
-        ({"party": {"name": "north"}, "store": raw["exchange"]["bucket"]}, "holds weights"),
+        ({"party": {"name": "north"}, "store": bucket}, "holds weights"),
+        ({"party": {"name": "north"}, "store": inside}, "holds weights"),
+        ({"party": {"name": "north"}, "store": around}, "holds weights"),
     ):
         with pytest.raises(ValidationError, match=words):
             CampaignConfig.model_validate({**raw, **change})
+    beside = {"bucket": f"{bucket['bucket']}-store"}
+    CampaignConfig.model_validate({**raw, "party": {"name": "north"}, "store": beside})
+
+
+def test_two_parties_with_one_key_are_refused(tmp_path: Path) -> None:
+    """Else each could sign for the other. The last letter of a key has bits that no key uses: it has one text only."""
+    raw = meeting(tmp_path).model_dump(mode="json")
+    key = raw["parties"]["north"]["public_key"]
+    letters = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    disguised = key[:-2] + letters[letters.index(key[-2]) ^ 1] + "="
+    assert base64.b64decode(disguised[8:]) == base64.b64decode(key[8:])
+    file = tmp_path / "campaign.yaml"
+    for same, words in (
+        (key, f"parties.south.public_key {key}: it is also that of north"),
+        (disguised, "is no public key"),
+    ):
+        raw["parties"]["south"]["public_key"] = same
+        file.write_text(json.dumps(raw))
+        refused = CliRunner().invoke(app, ["exchange", "status", str(file), "--home", str(tmp_path / "home")])
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.output.split())
 
 
 def test_a_checkpoint_of_another_party_need_not_be_here(tmp_path: Path) -> None:

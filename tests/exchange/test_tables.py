@@ -187,6 +187,22 @@ def test_a_reader_that_cannot_be_started_is_nobodys_lie(monkeypatch: pytest.Monk
         trial.try_table(b"", 1, 1)
 
 
+def test_a_tokenizer_that_unpacks_to_gigabytes() -> None:
+    """Three bytes of JSON are a list, which takes twenty times as much and more."""
+    sound = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    assert trial.try_tokenizer(json.dumps(sound).encode()) == 1
+    with pytest.raises(trial.TrialFailed, match=r"SIGABRT|memory"):
+        trial.try_tokenizer(json.dumps(sound).encode()[:-2] + b', "x": [' + b"[]," * 20_000_000 + b"[]]}}")
+
+
+def test_what_a_reader_of_tokenizers_says_is_fit_for_a_terminal() -> None:
+    hostile = {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}, "decoder": {"type": "\x1b[31m" * 999}}
+    with pytest.raises(trial.TrialFailed) as failed:
+        trial.try_tokenizer(json.dumps(hostile, ensure_ascii=False).encode())
+    assert str(failed.value).isprintable()
+    assert len(str(failed.value)) <= 200
+
+
 @pytest.mark.parametrize(
     "data",
     [
