@@ -20,7 +20,7 @@ from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import digest_of
-from hacrl_core.errors import BucketError
+from hacrl_core.errors import BucketError, ConfigError
 from hacrl_core.exchange.messages import PROVEN, QUARANTINE, Kind, Message, Refused, Table, check_place, seal, unseal
 
 T = TypeVar("T")
@@ -161,7 +161,8 @@ class Mailbox:
         """Return another party's message, or None where there is none (yet) that can be used.
 
         A message that is refused counts as absent, and the campaign is told once whose it is and why. A reason that
-        only the party itself can have caused is raised.
+        only the party itself can have caused is raised. Where one that was read before does not fit the config any
+        more, ConfigError.
         """
         party = self.config.party_of(agent)
         place = path_of(party, kind, agent, iteration)
@@ -183,6 +184,12 @@ class Mailbox:
             )
             check_place(message, expected, self.config.parties[party].agents, place)
         except Refused as refused:
+            if from_disk:
+                # It was found right once and stands in the home since: the config is another one now.
+                raise ConfigError(
+                    f"round {iteration + 1}: {refused}, by this config; a campaign goes on with the keys and settings "
+                    "that its rounds were signed for: restore them, or give the campaign another name"
+                ) from None
             self.refuse(refused, {"message.json": raw}, iteration)
             if refused.reason in PROVEN:
                 raise

@@ -55,6 +55,23 @@ def test_a_signed_message_arrives(boxes) -> None:
     assert (found.policy, found.key) == ("p", "k")
 
 
+@pytest.mark.parametrize("change", ["key", "limit"])
+def test_a_config_that_rounds_were_not_signed_for_is_refused_and_nobody_blamed(boxes, tmp_path: Path, change) -> None:
+    """A campaign would else wait for a message that it has."""
+    boxes["south"].send(boxes["south"].message("commit", "ben", 1), {})
+    north = boxes["north"]
+    assert north.find("commit", "ben", 1) is not None
+    if change == "key":
+        (tmp_path / "keys" / "south.key").unlink()
+        other = meeting(tmp_path)
+    else:
+        other = meeting(tmp_path, weight_limits={"south": 2.0})
+    box = Mailbox(as_party(other, "north", tmp_path), north.bucket, north.folder, "", pytest.fail)
+    with pytest.raises(ConfigError, match=r"round 2: south: .* by this config; .*: restore them"):
+        box.find("commit", "ben", 1)
+    assert not (north.folder / "evidence").exists()
+
+
 def test_unsigned(boxes) -> None:
     message = boxes["south"].message("commit", "ben", 1)
     put(boxes, json.dumps({"message": message.model_dump(mode="json")}).encode())
