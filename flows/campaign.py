@@ -58,8 +58,7 @@ def run_iteration(
     """Submit the stages of one iteration: sample, generate, verify, score, credit, update."""
     agents, now = config.present(iteration), iteration
     prompts = run.submit(calls.sample({a: origins[a] for a in agents}, now))
-    rollouts = {a: run.submit(calls.generate(a, state.versions[a], prompts, now)) for a in agents}
-    verdicts = {a: run.submit(calls.verify(a, rollouts[a], prompts, now, origins)) for a in agents}
+    rollouts, verdicts = answer(config, calls, run, state.versions, prompts, origins, now)
     # Whom each learner learns from.
     heard = {a: agents if config.objective(a).share_rollouts else [a] for a in agents}
     scores = {
@@ -87,6 +86,35 @@ def run_iteration(
     }
     past = {a: remember(config, state, a, credit[a], {s: scores[s] for s in heard[a]}) for a in agents}
     return State({**state.versions, **versions}, {**state.credit, **credit}, past=past)
+
+
+def answer(
+    config: CampaignConfig,
+    calls: StageCalls,
+    run: Runner,
+    versions: Handles,
+    prompts: Handle,
+    origins: Handles,
+    iteration: int,
+) -> tuple[Handles, Handles]:
+    """Have every agent answer and be verified; and, up to ``resample`` times, again where its answers have one reward.
+
+    Return the rollouts and verdicts that count.
+    """
+    agents = config.present(iteration)
+    before: dict[str, Handles] = {}
+    rollouts: Handles = {}
+    verdicts: Handles = {}
+    for number in range(len(config.attempts)):
+        rollouts = {
+            a: run.submit(calls.generate(a, versions[a], prompts, iteration, number, before.get(a))) for a in agents
+        }
+        verdicts = {
+            a: run.submit(calls.verify(a, rollouts[a], prompts, iteration, origins, number, before.get(a)))
+            for a in agents
+        }
+        before = {a: {"rollouts": rollouts[a], "verdicts": verdicts[a]} for a in agents}
+    return rollouts, verdicts
 
 
 def remember(

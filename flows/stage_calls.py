@@ -84,8 +84,19 @@ class StageCalls:
         inputs = dict(origins) if limit else {}
         return StageCall("sample", config, inputs, seed=self._seed("sample"), iteration=iteration)
 
-    def generate(self, agent: str, version: Handle, prompts: Handle, iteration: int) -> StageCall:
-        """The agent's responses to the prompts, several to each."""
+    def generate(
+        self,
+        agent: str,
+        version: Handle,
+        prompts: Handle,
+        iteration: int,
+        attempt: int = 0,
+        before: Mapping[str, Handle] | None = None,
+    ) -> StageCall:
+        """The agent's responses to the prompts, several to each.
+
+        A further attempt needs the rollouts and verdicts ``before`` it, and writes anew where they have no signal.
+        """
         config = GenerateSlice(
             agent_id=agent,
             iteration=iteration,
@@ -93,14 +104,26 @@ class StageCalls:
             generate=self.config.generation(agent),
             chat_template=self.config.agents[agent].template_override,
             template_options=self.config.agents[agent].template_options,
+            attempt=attempt,
         )
-        inputs = {"agent": version, "prompts": prompts}
-        return StageCall("generate", config, inputs, self._seed("generate", agent, iteration), agent, iteration)
+        inputs = {"agent": version, "prompts": prompts, **(before or {})}
+        seed, variant = self._seed("generate", agent, iteration), self.config.attempts[attempt]
+        return StageCall("generate", config, inputs, seed, agent, iteration, variant)
 
     def verify(
-        self, agent: str, rollouts: Handle, prompts: Handle, iteration: int, origins: Mapping[str, Handle]
+        self,
+        agent: str,
+        rollouts: Handle,
+        prompts: Handle,
+        iteration: int,
+        origins: Mapping[str, Handle],
+        attempt: int = 0,
+        before: Mapping[str, Handle] | None = None,
     ) -> StageCall:
-        """A verdict and a reward for each of the agent's responses; agents that judge do so in their first version."""
+        """A verdict and a reward for each of the agent's responses; agents that judge do so in their first version.
+
+        In a further attempt responses that are not new keep their verdict of ``before``.
+        """
         verify = self._verify
         if self.config.divergence.on_verifier_failure == "skip":
             # The stage accepts any number of verifier errors; the update then decides whether to skip.
@@ -110,7 +133,9 @@ class StageCalls:
             judges=judges, verify=verify, verifier_source=self._verifier_source, reward_sources=self._reward_sources
         )
         inputs = {"rollouts": rollouts, "prompts": prompts, **{f"{ROLE}{name}": origins[name] for name in judges}}
-        return StageCall("verify", config, inputs, None, agent, iteration)
+        if before:
+            inputs["verdicts"] = before["verdicts"]
+        return StageCall("verify", config, inputs, None, agent, iteration, self.config.attempts[attempt])
 
     def share(self, kind: SharedKind, agent: str, source: Handle, iteration: int) -> StageCall:
         """What other parties may see of an agent's rollouts (``answers``) or of its scores (``claims``)."""

@@ -1,4 +1,7 @@
-"""verify: rollouts + answers → a verdict and a reward for each response."""
+"""verify: rollouts + answers → a verdict and a reward for each response.
+
+Where some prompts were answered again, the verdicts before that are an input too: the other responses keep theirs.
+"""
 
 import json
 from collections import Counter
@@ -39,22 +42,24 @@ def run(
     asked = {row["prompt_id"]: _problem(row) for row in prompts.to_pylist()}
     ids, prompt_ids = rollouts["rollout_id"].to_pylist(), rollouts["prompt_id"].to_pylist()
     problems = [asked[prompt] for prompt in prompt_ids]
-    golds = [problem.answer for problem in problems]
     lengths = rollouts["tokens"].to_pylist()
     responses = rollouts["response_text"].to_pylist()
     truncated = [reason == "length" for reason in rollouts["finish_reason"].to_pylist()]
-    verdicts = verify_resumable(
-        responses,
-        golds,
+    known = _verdicts_before(inputs["verdicts"]) if "verdicts" in inputs else {}
+    new = [row for row, rollout in enumerate(ids) if rollout not in known]
+    judged_now = verify_resumable(
+        [responses[row] for row in new],
+        [problems[row].answer for row in new],
         config.verify,
         context,
-        problems=problems,
+        problems=[problems[row] for row in new],
         judging=judging_of(inputs, config.judges, config.verify, context),
-        truncated=truncated,
-        token_counts=lengths,
+        truncated=[truncated[row] for row in new],
+        token_counts=[lengths[row] for row in new],
     )
+    known |= dict(zip((ids[row] for row in new), judged_now, strict=True))
+    verdicts = [known[rollout] for rollout in ids]
     check_error_share(verdicts, config.verify)
-    counts = Counter(v.verdict.value for v in verdicts)
     columns: dict[str, list[Any]] = {
         "rollout_id": ids,
         "prompt_id": prompt_ids,
@@ -71,22 +76,46 @@ def run(
         columns["message"] = [v.message for v in verdicts]
     out.write(VERDICTS_2 if detailed else VERDICTS, columns)
     out.write(TIMINGS, {"rollout_id": ids, "milliseconds": [v.milliseconds for v in verdicts]}, measured=True)
-    judged = [v.reward for v in verdicts if v.verdict is not VerdictKind.ERROR]
-    metrics = {
-        "verify/reward_mean": float(np.mean(judged)) if judged else 0.0,
-        "verify/error_share": counts["error"] / len(verdicts),
-        # Half a number may equal the gold by chance.
-        "verify/truncated_guess_share": _truncated_guesses(verdicts, responses, truncated) / len(verdicts),
-    }
-    for kind in ("correct", "incorrect", "unparseable", "timeout"):
-        metrics[f"verify/{kind}_share"] = counts[kind] / len(verdicts)
+    metrics = _metrics(verdicts, _truncated_guesses(verdicts, responses, truncated))
     return Result(metrics | (_detailed_metrics(verdicts) if detailed else {}))
+
+
+def _verdicts_before(verdicts: ArtifactRef) -> dict[str, Verdict]:
+    """The verdicts of an artifact by rollout; what they took was counted there."""
+    return {
+        row["rollout_id"]: Verdict(
+            reward=row["reward"],
+            verdict=VerdictKind(row["verdict"]),
+            extracted_answer=row["extracted_answer"],
+            milliseconds=0.0,
+            verifier=row["verifier"],
+            raw_reward=row["raw_reward"],
+            parts=json.loads(row["parts"]),
+            metrics=json.loads(row["metrics"]),
+            message=row["message"],
+        )
+        for row in read_table(verdicts.path / "verdicts.parquet", VERDICTS_2).to_pylist()
+    }
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
     """The problem as a verifier reads it, from a row of the prompts."""
     tags, columns = json.loads(row["tags"]), json.loads(row["columns"])
     return Problem(row["prompt_id"], tuple(row["messages"]), row["answer"], row["source"], tags, columns)
+
+
+def _metrics(verdicts: Sequence[Verdict], truncated_guesses: int) -> dict[str, float]:
+    judged = [v.reward for v in verdicts if v.verdict is not VerdictKind.ERROR]
+    counts = Counter(v.verdict.value for v in verdicts)
+    metrics = {
+        "verify/reward_mean": float(np.mean(judged)) if judged else 0.0,
+        "verify/error_share": counts["error"] / len(verdicts),
+        # Half a number may equal the gold by chance.
+        "verify/truncated_guess_share": truncated_guesses / len(verdicts),
+    }
+    for kind in ("correct", "incorrect", "unparseable", "timeout"):
+        metrics[f"verify/{kind}_share"] = counts[kind] / len(verdicts)
+    return metrics
 
 
 def _detailed_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:

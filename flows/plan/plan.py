@@ -176,7 +176,7 @@ def _disk(config: CampaignConfig, work: Workload, rates: Rates, versions: dict[s
     for agent in config.agents:
         prompt, response = rates.tokens(agent, work.limits[agent])
         readers = sum(config.objective(a).share_rollouts or a == agent for a in config.agents)
-        tables += work.responses * (prompt + response) * BYTES_PER_TOKEN * (1 + readers)
+        tables += work.responses * (prompt + response) * BYTES_PER_TOKEN * (len(config.attempts) + readers)
     passing = 1 if config.keep is not None else 0
     return int(sum(size * (kept - 1 + passing) for size in versions.values()) + first + config.iterations * tables)
 

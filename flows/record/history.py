@@ -18,6 +18,8 @@ from hacrl_core.errors import ArtifactError
 Points = list[tuple[float, float]]
 # How many of the last iterations the rate is taken from.
 RECENT = 9
+# An agent may answer and be verified several times in an iteration. What counts has no variant.
+ANSWERING = ("generate", "verify")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class History:
             for entry in entries
             if (entry.iteration is None or entry.iteration < self.done + (entry.stage == "evaluate"))
             and entry.agent in ("", *config.agents)
+            and (entry.stage not in ANSWERING or entry.variant in config.attempts)
             and (manifest := _manifest(store, entry)) is not None
         ]
         self._series: dict[tuple[str, str, str], list[FinishedStage]] = {}
@@ -161,8 +164,9 @@ class History:
         """Return the responses or tokens that all agents together had written, by iterations done."""
         each: dict[int, float] = {}
         for agent in self.agents:
-            for step, value in self.series("generate", agent, metric):
-                each[int(step)] = each.get(int(step), 0.0) + value
+            for attempt in self.config.attempts:
+                for step, value in self.series("generate", agent, metric, attempt):
+                    each[int(step)] = each.get(int(step), 0.0) + value
         total, found = 0.0, {0: 0.0}
         for step in sorted(each):
             total += each[step]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from flows.record.history import History, Points, by_step, smooth
+from flows.record.history import ANSWERING, History, Points, by_step, smooth
 from flows.report.profile import PROFILE_NOTE, Rows, rows_of_profile
 
 # Of a line; more cannot be distinguished on a screen.
@@ -322,12 +322,17 @@ def _answers(history: History) -> Iterator[Panel]:
         Chart(
             "signal",
             "Prompts without a signal",
-            "All rewards equal: nothing to learn from.",
+            f"All rewards equal: nothing to learn from.{_attempts_note(history)}",
             _lines(history, lambda a: (history.series("credit", a, "no_signal_share"), None)),
             percent=True,
             whole=True,
         )
     )
+
+
+def _attempts_note(history: History) -> str:
+    again = history.config.resample
+    return f" An agent's own such prompts were answered again before this, up to {again} times." if again else ""
 
 
 def _time(history: History) -> Iterator[Panel]:
@@ -354,8 +359,9 @@ def _time(history: History) -> Iterator[Panel]:
 def _pace(history: History, agent: str) -> Points:
     total: dict[int, float] = {}
     for stage in ("generate", "verify", "credit", "score", "update"):
-        for finished in history.stages(stage, agent):
-            total[finished.step] = total.get(finished.step, 0.0) + finished.manifest.provenance.seconds
+        for attempt in history.config.attempts if stage in ANSWERING else ("",):
+            for finished in history.stages(stage, agent, attempt):
+                total[finished.step] = total.get(finished.step, 0.0) + finished.manifest.provenance.seconds
     return by_step(total)
 
 

@@ -37,7 +37,7 @@ class Watch:
 
     def after(self, call: StageCall, outcome: Outcome) -> None:
         """Note the reward of a finished stage; refuse an update that was skipped before and may not be skipped now."""
-        if call.stage == "verify" and call.iteration is not None:
+        if call.stage == "verify" and call.iteration is not None and not call.variant:
             with self._lock:
                 self._rewards[call.agent][call.iteration] = outcome.metrics["verify/reward_mean"]
         message = self._notice(call, outcome.metrics)

@@ -44,7 +44,7 @@ class Tally(Listener):
         if agent is None:
             return
         with self._lock:
-            if call.stage == "verify":
+            if call.stage == "verify" and not call.variant:
                 agent.reward = metrics.get("verify/reward_mean")
             elif call.stage == "credit":
                 agent.capability = metrics.get("credit/capability")

@@ -15,6 +15,7 @@ from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.sweep import Cell
 from hacrl_core.problems import load_problems
+from stages.generate import GenerateSlice
 from stages.spec import Outcome, StageCall, find_stage
 
 
@@ -30,6 +31,8 @@ class Plan:
     rollouts: int = 0
     rollouts_stored: int = 0
     rollouts_to_run: int = 0
+    # Those of them that are sampled only where prompts turn out to have no signal: at most so many.
+    rollouts_again: int = 0
     to_run_by_stage: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -59,7 +62,7 @@ class _Walk:
         key = identity.key
         real = not any(ref.digest.startswith("planned:") for ref in bound.artifacts.values())
         found = self._store.lookup(identity) if real else None
-        self._count(call.stage, key, found is not None)
+        self._count(call, key, found)
         return Done(
             call, Outcome(found or ArtifactRef(call.stage, key, f"planned:{key}", Path()), found is not None, 0.0, {})
         )
@@ -67,17 +70,23 @@ class _Walk:
     def iteration_done(self, iteration: int) -> None:
         """Do nothing: a plan has no versions."""
 
-    def _count(self, stage: str, key: str, stored: bool) -> None:
-        plan, responses = self._plan, self._responses if stage == "generate" else 0
+    def _count(self, call: StageCall, key: str, found: ArtifactRef | None) -> None:
+        plan, stage = self._plan, call.stage
+        responses = self._responses if stage == "generate" else 0
+        # How many prompts are answered again is known once they were; before that all of them may be.
+        again = isinstance(call.config, GenerateSlice) and call.config.attempt > 0
+        if again and found is not None:
+            responses = int(self._store.manifest(stage, key).metrics["generate/responses"])
         plan.calls += 1
         plan.rollouts += responses
-        if stored:
+        if found is not None:
             plan.stored += 1
             plan.rollouts_stored += responses
         elif key not in self._seen:
             self._seen.add(key)
             plan.to_run += 1
             plan.rollouts_to_run += responses
+            plan.rollouts_again += responses if again else 0
             plan.to_run_by_stage[stage] = plan.to_run_by_stage.get(stage, 0) + 1
 
 

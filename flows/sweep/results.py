@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flows.record.history import ANSWERING
 from flows.record.record import Entry
 from flows.sweep.cells import Job, finished_entries
 from hacrl_core.artifacts.manifests import read_manifest
@@ -27,6 +28,9 @@ DIAGNOSTICS = {
 }
 # Shown in tables beside them; cells.csv keeps its columns. Minus this is an estimate of the entropy per token.
 SHOWN = {**DIAGNOSTICS, "own_logprob": "score/own_mean_logprob"}
+
+# What every attempt at an answer costs, also one that does not count.
+COSTS = ("generate/responses", "generate/tokens")
 
 # Iterations done → value.
 Series = dict[int, float]
@@ -135,11 +139,16 @@ def _take(agent: AgentResult, entry: Entry, metrics: dict[str, float], benchmark
         step = iteration
     else:
         step = iteration + 1
-    if entry.stage == "verify":
+    superseded = bool(entry.variant) and entry.stage in ANSWERING
+    if entry.stage == "verify" and not superseded:
         agent.reward[step] = metrics["verify/reward_mean"]
     if entry.variant != "reference":
         for name, value in metrics.items():
-            agent.metrics.setdefault(name, {})[step] = value
+            series = agent.metrics.setdefault(name, {})
+            if name in COSTS:
+                series[step] = series.get(step, 0.0) + value
+            elif not superseded:
+                series[step] = value
 
 
 def _cumulated(values: Series) -> Series:

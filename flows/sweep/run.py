@@ -335,6 +335,8 @@ def show_plan(console: Console, sweep: Sweep, plan: Plan) -> None:
         f"{plan.rollouts_shared:,} shared, "
         f"{plan.rollouts_stored:,} in the store",
     ]
+    if plan.rollouts_again:
+        lines.append(f"  of those to sample, {plan.rollouts_again:,} at the most: only for prompts without signal")
     if plan.to_run:
         kinds = ", ".join(f"{count:,} {stage}" for stage, count in sorted(plan.to_run_by_stage.items()))
         lines.append(f"  to run: {kinds}")
@@ -346,7 +348,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     console.print(
         f"{tally.ran:,} stages ran ({plan.to_run:,} planned), {tally.cached:,} were shared or in the store; "
         f"{tally.rollouts_sampled:,} rollouts of {tally.tokens_sampled:,} tokens sampled ({plan.rollouts_to_run:,} "
-        "rollouts planned); "
+        f"rollouts planned{' at the most' if plan.rollouts_again else ''}); "
         f"{clock(tally.seconds)} of work",
         highlight=False,
         soft_wrap=True,

@@ -61,8 +61,8 @@ class Gallery:
         self._store = history.store
         self._entries = {finished.entry.label: finished.entry for finished in history.finished}
         self._inputs: set[tuple[str, str]] = set()
-        # Iteration → agent → when it was generated, responses, tokens.
-        self._wrote: dict[int, dict[str, tuple[float, ...]]] = {}
+        # Iteration → agent and attempt → when it was generated, responses, tokens.
+        self._wrote: dict[int, dict[tuple[str, str], tuple[float, ...]]] = {}
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Send new datasets, and the table of rollouts after an evaluation."""
@@ -130,14 +130,15 @@ class Gallery:
             if entry.stage == "generate" and entry.iteration is not None and (manifest := self._manifest(entry)):
                 wrote = tuple(manifest.metrics.get(f"generate/{name}", 0.0) for name in WRITTEN)
                 at = int(manifest.provenance.finished * 1000)
-                self._wrote.setdefault(entry.iteration, {})[entry.agent] = (at, *wrote)
+                self._wrote.setdefault(entry.iteration, {})[entry.agent, entry.variant] = (at, *wrote)
         total: dict[tuple[str, str], float] = {}
         for iteration in sorted(self._wrote):
-            for agent, (_, *counts) in self._wrote[iteration].items():
+            for (agent, _), (_, *counts) in self._wrote[iteration].items():
                 for who, (name, value) in product((PARENT, agent), zip(WRITTEN, counts, strict=True)):
                     total[who, name] = total.get((who, name), 0.0) + value
             # One that lacks an agent comes with that agent: each point is sent once.
-            if iteration in fresh and self._wrote[iteration].keys() >= set(self._config.present(iteration)):
+            whole = set(product(self._config.present(iteration), self._config.attempts))
+            if iteration in fresh and self._wrote[iteration].keys() >= whole:
                 latest = int(max(at for at, *_ in self._wrote[iteration].values()))
                 for (who, name), value in total.items():
                     yield who, Metric(f"cost/{name}", value, latest, iteration + 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.home import Home
 from flows.record.feedback import read_labels
-from flows.record.history import History
+from flows.record.history import ANSWERING, History
 from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
@@ -46,6 +46,7 @@ def campaign_digest(config: CampaignConfig) -> str:
         {
             **whole,
             "samples": config.group_size,
+            **({"resample": config.resample} if config.resample else {}),
             "generate": config.generate.identity(),
             "update": _without_speed(config.update),
             "agents": {
@@ -172,10 +173,11 @@ class Projection:
         # Evaluations are labelled by iterations done, all other stages by the iteration they belong to.
         step = (entry.iteration or 0) + (0 if entry.stage == "evaluate" else 1)
         clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
-        values = {**_distinct(manifest.metrics), clock: manifest.provenance.seconds}
+        superseded = bool(entry.variant) and entry.stage in ANSWERING
+        values = {**({} if superseded else _distinct(manifest.metrics)), clock: manifest.provenance.seconds}
         for name, value in values.items():
             yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
-        headline = self._note_headline(entry, manifest)
+        headline = None if superseded else self._note_headline(entry, manifest)
         if headline is not None:
             value, _ = self._headlines[headline, step][entry.agent]
             yield entry.agent, Metric(clean_name(headline), value, at, step)

@@ -126,7 +126,7 @@ class Display(Listener):
         row = self._rows[call.agent]
         row.running = [label for label in row.running if label != call.title]
         row.total = 0
-        if call.stage == "verify" and call.iteration is not None:
+        if call.stage == "verify" and call.iteration is not None and not call.variant:
             row.rewards.append((call.iteration, outcome.metrics["verify/reward_mean"]))
         elif call.stage == "credit":
             row.capability = outcome.metrics["credit/capability"]

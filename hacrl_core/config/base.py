@@ -50,7 +50,7 @@ class StrictConfig(StrictModel):
             value = getattr(self, name)
             is_default = value == field.get_default(call_default_factory=True, validated_data={})
             if NotIdentity in field.metadata or (IdentityUnlessDefault in field.metadata and is_default):
-                del dumped[name]
+                dumped.pop(name, None)
             else:
                 dumped[name] = _identity_of(value, dumped[name])
         return dumped

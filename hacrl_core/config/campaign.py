@@ -3,7 +3,16 @@
 from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
@@ -44,6 +53,11 @@ class CampaignConfig(StrictConfig):
     problems: ProblemsConfig = Field(description="What they learn: the built-in arithmetic, a dataset, or a preset.")
     prompts_per_iteration: PositiveInt = Field(description="Prompts that every agent answers in one iteration.")
     samples_per_prompt: PositiveInt = Field(description="Answers of each agent to each prompt (the paper's G).")
+    resample: Annotated[NonNegativeInt, IdentityUnlessDefault] = Field(
+        0,
+        description="How often an agent answers a prompt again while its own answers to it all have one reward; the "
+        "newest answers count, all of them cost.",
+    )
     generate: GenerateConfig
     verify: VerifyConfig = VerifyConfig()
     algorithm: dict[str, Any] = Field(
@@ -88,6 +102,14 @@ class CampaignConfig(StrictConfig):
             return raw
         return {**raw, "verify": {"verifier": TASK, **verify}}
 
+    @model_serializer(mode="wrap")
+    def _as_before_resampling(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``resample`` out where it is 0: campaigns without it are written down, and digested, as they were."""
+        dumped: dict[str, Any] = dump(self)
+        if not self.resample:
+            dumped.pop("resample", None)
+        return dumped
+
     @field_validator("schedule", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
@@ -117,6 +139,11 @@ class CampaignConfig(StrictConfig):
                     f"samples_per_prompt 1: agent {agent} has no other response to compare its one response with, so "
                     "nothing teaches it; set samples_per_prompt to 2 or more"
                 )
+        if self.resample and self.group_size == 1:
+            raise ValueError(
+                f"resample {self.resample}: with samples_per_prompt 1 an agent has no two answers to compare, so all "
+                "prompts would be answered again; set samples_per_prompt to 2 or more, or resample to 0"
+            )
         alone = next((i for i in range(self.iterations) if not self.present(i)), None)
         if alone is not None:
             raise ValueError(
@@ -178,6 +205,8 @@ class CampaignConfig(StrictConfig):
                 )
         if any(judge.agent is not None for judge in self.verify.judges):
             raise ValueError("verify: an agent that judges cannot be asked by other parties; use another verifier")
+        if self.resample:
+            raise ValueError(f"resample {self.resample}: parties answer each prompt of a round once; set it to 0")
         replays = next((a for a in self.agents if self.objective(a).replay_iterations), None)
         if replays is not None:
             raise ValueError(
@@ -293,6 +322,11 @@ class CampaignConfig(StrictConfig):
     def group_size(self) -> int:
         """Responses of each agent to each prompt, the preset's factor applied."""
         return round(self.samples_per_prompt * self._overrides.samples_per_prompt)
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """The variants of an agent's generate and verify calls in one iteration; the last one counts and has none."""
+        return (*(f"attempt-{number}" for number in range(1, self.resample + 1)), "")
 
     def minibatch_size(self, learner: str) -> int:
         """Return the prompts per optimizer step of this learner, the preset's factor applied."""
