@@ -68,7 +68,7 @@ arena: setup  ## A quick look at seven ways of learning from each other: one tas
 
 # A run that is stopped leaves complete seeds of the sweeps that came first.
 reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/results.md; hours, resumable
-	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha even-methods switches even-three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
+	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha even-methods switches even-resample even-three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
 	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/readme_picture.py
 
 results: setup  ## The pages of results again, from the store alone

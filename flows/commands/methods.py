@@ -13,6 +13,14 @@ from hacrl_core.methods import METHODS
 from hacrl_core.methods.page import PAGE
 
 app = typer.Typer()
+SWITCHES = (
+    "algorithm.alpha",
+    "algorithm.ratio_length",
+    "algorithm.foreign_failure_cap",
+    "algorithm.replay_iterations",
+    "update.minibatch_order",
+    "resample",
+)
 
 
 @app.command()
@@ -36,6 +44,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method in 
     console.print(table)
     others = [preset for preset in PRESETS if preset not in PAGE and preset not in METHODS]
     console.print(f"Ablations of hacpo: {', '.join(others)}.", soft_wrap=True)
+    console.print(f"Switches over a method: {', '.join(SWITCHES)}; hacrl config explain tells each.", soft_wrap=True)
 
 
 def _show(console: Console, name: str) -> None:

@@ -61,6 +61,10 @@ CAMPAIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "GGUF on vLLM, tiny agent on the built-in engine": ("configs/demo-real-vllm.yaml", ("iterations=1",)),
     "GSPO, twice the samples": ("configs/demo.yaml", ("iterations=1", "algorithm={preset: gspo_x2}")),
+    "GSPO, prompts without signal again": (
+        "configs/demo.yaml",
+        ("iterations=1", "algorithm={preset: gspo}", "resample=1"),
+    ),
     "checkpoint folder, LoRA, own verifier, what is off by default": (
         "configs/demo.yaml",
         (

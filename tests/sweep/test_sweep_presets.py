@@ -76,6 +76,15 @@ def test_more_methods_and_switches_run_on_the_even_pair_as_it_is():
             assert cell.config.model_copy(update={"name": twin.name}) == twin
 
 
+def test_resampling_is_all_that_differs_from_gspo_of_the_even_pair():
+    even = {c.seed: c.config for c in load_sweep(FOLDER / "even.yaml").cells if c.variant == "gspo"}
+    sweep = load_sweep(FOLDER / "even-resample.yaml")
+    assert sweep.config.compared_with == "gspo"
+    for cell in sweep.cells:
+        assert cell.config.resample == {"gspo": 0, "gspo_resample": 1}[cell.variant]
+        assert cell.config.model_copy(update={"resample": 0, "name": even[cell.seed].name}) == even[cell.seed]
+
+
 def test_three_agents_have_a_rival_with_as_many_answers_and_updates():
     cells = {c.variant: c.config for c in load_sweep(FOLDER / "even-three.yaml").cells if c.seed == 201}
     for name, config in cells.items():

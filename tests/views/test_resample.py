@@ -1,21 +1,26 @@
 """A whole campaign with resampling: what its readers show is what counts, and what they count is everything."""
 
 import io
+import shutil
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.tracing.client import TracingClient
 from rich.console import Console
 
 import hacrl
 from flows.home import Home
 from flows.record.history import History, read_history
-from flows.record.record import read_entries
+from flows.record.record import read_campaign, read_entries
 from flows.report.page import render
 from flows.report.panels import sections
+from flows.tracking.projection import quiet_environment
+from flows.tracking.traces import ROLLOUT
 from flows.views.rollouts import show_rollouts
 from hacrl_core.artifacts import Store
 from hacrl_core.contracts.tables import ROLLOUTS, read_table
 from tests.once import common_folder, once
-from tests.views.conftest import run_recorded, seen_config
+from tests.views.conftest import project, run_recorded, seen_config
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +109,33 @@ def test_settings_with_fewer_attempts_do_not_count_those_that_are_gone(again):
     entries = read_entries(again.campaign("again"))
     fewer = History(seen_config(name="again", resample=1, algorithm={"preset": "gspo"}), Store(again.store), entries)
     assert {f.entry.variant for f in fewer.finished if f.entry.stage == "generate"} == {"attempt-1", ""}
+
+
+def test_mlflow_has_one_number_for_each_iteration_and_all_that_was_written(again, written, blank_database, tmp_path):
+    quiet_environment()
+    for name in ("store", "campaigns"):
+        (tmp_path / name).symlink_to(again.root / name)
+    shutil.copyfile(blank_database, tmp_path / "mlflow.db")
+    home = Home(tmp_path)
+    config = read_campaign(home.campaign("again"))
+    project(home, config)
+    client = MlflowClient(tracking_uri=home.tracking_uri)
+    [experiment] = [e for e in client.search_experiments() if e.name == "hacrl"]
+    runs = {run.info.run_name: run.info.run_id for run in client.search_runs([experiment.experiment_id])}
+
+    def points(run, name):
+        return [(m.step, m.value) for m in client.get_metric_history(runs[run], name)]
+
+    total = [(step, sum(len(written[i]) for i in range(1, step + 1))) for step in (1, 2, 3)]
+    assert sorted(points("again", "cost/responses")) == total
+    history = read_history(Store(home.store), home.campaign("again"))
+    for agent in history.agents:
+        assert sorted(points(f"again/{agent}", "reward")) == history.rewards(agent)
+        for name in ("generate/responses", "generate/resampled_share", "verify/reward_mean"):
+            assert [step for step, _ in sorted(points(f"again/{agent}", name))] == [1, 2, 3]
+        assert len(points(f"again/{agent}", "time/generate_attempt-1_seconds")) == 3
+    # Traces are of answers that count.
+    newest = set(hacrl.open(again.root)["again"].rollouts()["rollout_id"])
+    traces = TracingClient(home.tracking_uri).search_traces(locations=[experiment.experiment_id], max_results=100)
+    assert traces
+    assert {trace.info.tags[ROLLOUT] for trace in traces} <= newest

@@ -47,6 +47,7 @@ SWEEPS = (
     "even-methods",
     "even-three",
     "switches",
+    "even-resample",
 )
 # Template → page below docs, and the sweep that it cannot do without.
 PAGES = {
