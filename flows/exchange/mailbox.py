@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hacrl_core.artifacts.bucket import Bucket
+from hacrl_core.artifacts.bucket import Bucket, Stat
 from hacrl_core.artifacts.files import replace_synced
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import digest_of
@@ -239,7 +239,7 @@ class Mailbox:
         """Return how a round was closed; raise Refused where no party signed that."""
         place = round_path(phase, iteration)
         raw = self._read(place, "somebody", _LARGEST_MESSAGE)
-        stat = self._patiently(lambda: self.bucket.stat(self.object_path(place)))
+        stat = self._stat(self.object_path(place))
         if raw is None or stat is None:
             return None
         signer = _signer(raw)
@@ -261,22 +261,21 @@ class Mailbox:
 
     def sent_at(self, kind: Kind, agent: str, iteration: int) -> float | None:
         """Return when the message that stands in an agent's place was written, by the bucket's clock."""
-        path = self.object_path(path_of(self.config.party_of(agent), kind, agent, iteration))
-        stat = self._patiently(lambda: self.bucket.stat(path))
+        stat = self._stat(self.object_path(path_of(self.config.party_of(agent), kind, agent, iteration)))
         return None if stat is None else stat.modified
 
     def closed_at(self, phase: str, iteration: int) -> float:
         """Return when somebody closed a round, by the bucket's clock, whatever the closing says; 0 if nobody did."""
-        stat = self._patiently(lambda: self.bucket.stat(self.object_path(round_path(phase, iteration))))
+        stat = self._stat(self.object_path(round_path(phase, iteration)))
         return stat.modified if stat is not None else 0.0
 
     def opened(self, iteration: int) -> float:
         """Return when a round was opened, by the bucket's clock; the first who asks opens it."""
         path = self.object_path(f"rounds/{iteration:06d}/open")
-        stat = self._patiently(lambda: self.bucket.stat(path))
+        stat = self._stat(path)
         if stat is None:
             self._patiently(lambda: self.bucket.create(path, b""))
-            stat = self._patiently(lambda: self.bucket.stat(path))
+            stat = self._stat(path)
         return stat.modified if stat is not None else time.time()
 
     # -- refusals --------------------------------------------------------------------------------------------------
@@ -331,10 +330,23 @@ class Mailbox:
     def _read(self, place: str, party: str, most: int) -> bytes | None:
         """Return an object's bytes, or None where there is none; raise Refused for one that is too large."""
         path = self.object_path(place)
-        stat = self._patiently(lambda: self.bucket.stat(path))
+        stat = self._stat(path)
         if stat is not None and stat.size > most:
             raise Refused(party, "altered", f"{place} has {stat.size} bytes, and at most {most} can be right")
-        return None if stat is None else self._patiently(lambda: self.bucket.read(path, most))
+        return None if stat is None else self._unlocked(path, lambda: self.bucket.read(path, most))
+
+    def _stat(self, path: str) -> Stat | None:
+        return self._unlocked(path, lambda: self.bucket.stat(path))
+
+    def _unlocked(self, path: str, request: Callable[[], T | None]) -> T | None:
+        """Ask about an object that whoever wrote it may have locked: it counts as absent, and ends no campaign."""
+        try:
+            return self._patiently(request)
+        except ConfigError:
+            # Where the rights of this party itself are too few, this is refused as well.
+            self._patiently(lambda: self.bucket.stat(self.object_path(f"{self.me}/rights")))
+            self.refuse(Refused("somebody", "altered", f"{path} cannot be read with the rights of this party"), {})
+            return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """Ask the bucket, again and again while it is away; say so once each time it goes away."""

@@ -18,6 +18,7 @@ from flows.home import Home
 from hacrl_core.artifacts.bucket import Bucket
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import canonical_json
+from hacrl_core.errors import ConfigError
 from hacrl_core.exchange.messages import Message, Refused, seal
 from hacrl_core.exchange.signing import sign
 from tests.exchange.parties import as_party, meeting
@@ -118,6 +119,36 @@ def test_an_object_that_grows_after_its_size_was_asked(tmp_path: Path, monkeypat
     put(north, b"x" * 10_000_000, place)
     monkeypatch.setattr(north.bucket, "stat", lambda path: small)
     assert north._read(place, "south", 1 << 16) is None
+
+
+@pytest.mark.parametrize("request_", ["head", "get"])
+def test_an_object_that_only_its_author_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    """Buckets let authors keep their objects to themselves. Whoever asks must not take that for wrong credentials."""
+    found = boxes(tmp_path, SECONDS)
+    north = found["north"]
+    for box, agent in zip(found.values(), AGENTS, strict=True):
+        tell(box, agent)
+    locked = {north.object_path(path_of("south", "answers", "ben", 0)), north.object_path(CLOSING)}
+    library = north.bucket._library
+    ask = getattr(library, request_)
+
+    def guarded(store: object, path: str) -> object:
+        if path in locked:
+            raise library.exceptions.PermissionDeniedError("403 Forbidden")
+        return ask(store, path)
+
+    put(north, b"locked", CLOSING)
+    monkeypatch.setattr(library, request_, guarded)
+    assert members(north) == ["ada", "cat"]
+    assert ("somebody", "altered") in refusals(north)
+    assert north.quarantined() == {}
+    # Who may read nothing at all is told so.
+    monkeypatch.setattr(library, "head", lambda store, path: guarded(store, min(locked)))
+    monkeypatch.setattr(library, "get", lambda store, path: guarded(store, min(locked)))
+    with pytest.raises(ConfigError, match="it refuses these credentials"):
+        boxes(tmp_path, SECONDS)["west"].find("answers", "ada", 0)
 
 
 def test_strange_objects_in_the_bucket_do_not_end_the_status(tmp_path: Path) -> None:
