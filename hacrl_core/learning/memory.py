@@ -9,7 +9,7 @@ head size), key width K, MLP width I, vocabulary V, R ranks, b bytes per samplin
                         old ones are still there) + 3·batch·V·4 (logits and their sums)
               vLLM      (b·N + one sequence of full length in the KV cache) / width + its own buffers; a larger cache
                         takes what memory_share leaves and never more
-    score     4·N + one layer at a time + hidden states and logits of a chunk
+    score     4·N + hidden states + one layer at a time or the logits of a chunk, whichever is more (ranks: both)
     update    4·N + 12·trainable (gradient and AdamW's moments) + activations + hidden states and logits of a chunk
               + 4·V·H without LoRA: the embedding's gradient of a microbatch, before it is added to the whole one
     bf16      one process: + 2·B, autocast's copies of the weights, which live as long as the graph; one layer's in
@@ -76,7 +76,9 @@ def estimate(
     scored, updated = _tokens(score.token_budget, length), _tokens(update.token_budget, length)
     half = update.autocast == "bf16"
     # Hidden states of a microbatch: what the body returns, those of responses in float32, and their gradient.
-    scoring = scored * (_one_layer(shape, half=half) + 8 * shape.hidden) + logits
+    layer = scored * _one_layer(shape, half=half)
+    # A forward pass has freed its layers when the logits come. On ranks the sum is nearer to what was measured.
+    scoring = scored * 8 * shape.hidden + (max(layer, logits) if update.ranks == 1 else layer + logits)
     training = updated * (_activations(shape, update) + 12 * shape.hidden) + logits
     return Estimate(
         generate=PROCESS_BYTES + _sampling_bytes(shape, generate, length, on_gpu=on_gpu),
@@ -183,7 +185,8 @@ def _one_layer(shape: Shape, *, half: bool) -> int:
     """Return the bytes of a token inside one layer of a forward pass."""
     if half:
         return 16 * shape.hidden + 4 * shape.query + 6 * shape.mlp
-    return 4 * (4 * shape.hidden + 2 * shape.query + 3 * shape.mlp)
+    # Beside the residual stream and its norm: three outputs of the MLP, or what the rotation of queries and keys needs.
+    return 4 * (2 * shape.hidden + max(3 * shape.mlp, 4 * (shape.query + shape.key)))
 
 
 def _activations(shape: Shape, update: UpdateConfig) -> int:
