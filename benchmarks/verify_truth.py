@@ -1,13 +1,13 @@
 r"""False accepts and false rejects of ``strict`` and of plain math-verify on pairs whose truth is known.
 
-    python benchmarks/verify_truth.py                  30,000 wrong pairs, 5,000 equal ones, one JSON line
+    python benchmarks/verify_truth.py                  33,000 wrong pairs, 6,500 right ones, one JSON line
     python benchmarks/verify_truth.py --wrong 2000     fewer
     python benchmarks/verify_truth.py --math           with a column for ``math``
 
-The pairs come from `verify_pairs`, and wrong ones of further kinds from `verify_attacks`: the golds of the datasets
-where they are present, and a list of our own. All verifiers see the same pairs in the same run. Plain math-verify has
-its defaults; a pair that it cannot finish in twelve seconds counts as rejected. ``--minutes`` ends each of its parts
-early: then only pairs that it has judged count.
+The pairs come from `verify_pairs`, wrong ones of further kinds from `verify_attacks`, and text around an answer from
+`verify_surroundings`: the golds of the datasets where they are present, and a list of our own. All verifiers see the
+same pairs in the same run. Plain math-verify has its defaults; a pair that it cannot finish in twelve seconds counts as
+rejected. ``--minutes`` ends each of its parts early: then only pairs that it has judged count.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any
 
 from verify_attacks import attacks
 from verify_pairs import OWN_GOLDS, Gold, Pair, equal_pairs, rewritten, wrong_pairs
+from verify_surroundings import honest_around, wrong_around
 
 from hacrl_core.config.verification import VerifyConfig
 from hacrl_core.verification import VerdictKind, close_pool, verify_batch
@@ -168,18 +169,25 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     accepts, rates = compare(sample(wrong_pairs(golds, 0), options.wrong, 1), "False accepts", options)
     further = [Pair(*attack, False) for attack in attacks([(gold.text, gold.percent) for gold in golds], 5)]
     more, _ = compare(sample(further, options.attacks, 6), "False accepts of further kinds", options)
+    texts = random.Random(7).sample([gold.text for gold in golds], len(golds))
+    around = [Pair(*found, False) for found in wrong_around(texts[:400], 8)]
+    beside, _ = compare(sample(around, options.around, 9), "False accepts of text around an answer", options)
+    honest = [Pair(*found, True) for found in honest_around(texts[:400], 10)]
+    refused, _ = compare(sample(honest, options.around // 2, 11), "False rejects of text around an answer", options)
     rejects, _ = compare(sample(right, options.equal, 4), "False rejects", options)
     close_pool()
     theirs = accepts["math-verify"]
     worse = [
         kind
-        for found in (accepts, more)
+        for found in (accepts, more, beside)
         for kind, count in found["strict"].items()
         if count > found["math-verify"].get(kind, 0)
     ]
     figures = [
         ("false_accepts_strict", accepts["strict"]["all"], theirs["all"] / 10),
         ("false_accepts_strict_of_further_kinds", more["strict"]["all"], more["math-verify"]["all"] / 10),
+        ("false_accepts_strict_around_an_answer", beside["strict"]["all"], beside["math-verify"]["all"] / 10),
+        ("false_rejects_strict_around_an_answer", refused["strict"]["all"], refused["math-verify"]["all"]),
         ("kinds_with_more_false_accepts_than_math_verify", len(worse), 0),
         ("false_rejects_strict", rejects["strict"]["all"], rejects["math-verify"]["all"]),
     ]
@@ -191,7 +199,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             {"name": name, "value": value, "target": target, "met": value <= target} for name, value, target in figures
         ],
         "conditions": {"golds": len(golds), "datasets": SHARED.exists(), "accepts": accepts, "further": more,
-                       "rejects": rejects, "pairs_per_second": rates},
+                       "around": beside, "honest_around": refused, "rejects": rejects, "pairs_per_second": rates},
     }  # fmt: skip
 
 
@@ -200,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wrong", type=int, default=20_000)
     parser.add_argument("--attacks", type=int, default=10_000)
+    parser.add_argument("--around", type=int, default=3_000)
     parser.add_argument("--equal", type=int, default=5_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600.0)

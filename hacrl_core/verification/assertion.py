@@ -1,6 +1,6 @@
 r"""Decide whether a response *gives* the answer that was found in it, or only mentions it: for the ``strict`` verifier.
 
-A box counts whatever a sentence says of it, unless it is a part of a larger formula: ``-\boxed{5}`` is no 5.
+A box counts unless the text right around it makes something else of it, as `surroundings` says.
 
 A sentence can mention a number in more ways than a list of denials can name. A phrase ("the answer is …") therefore
 counts only in a sentence of a known form: known words lead to it, the answer follows at once, and nothing behind it
@@ -12,6 +12,7 @@ Everything here is linear in the length of the text.
 import re
 
 from hacrl_core.verification.extraction import HASHES, PHRASE, Extraction, after_thinking, find_boxes
+from hacrl_core.verification.surroundings import one_tag, stands
 
 # A sentence is looked at so far around its answer.
 _NEAR = 300
@@ -66,44 +67,20 @@ _TAKEN_BACK = re.compile(
     r"|^\W*(?:no|nope)\b",
     re.IGNORECASE,
 )
-# The formula around a box. A sign belongs to it, while "- " may begin a line or a remark.
-_BOX_COMMAND = re.compile(r"\\+(?:boxed|fbox)[ \t]*\{?$")
-_SIGNED = re.compile(r"(?:(?:[=(\[&]|\\approx)[ \t]*|\$)[-−][ \t]*$|\\pm[ \t]*$|(?<!\S)[-−]$")
-_INSIDE = re.compile(
-    r"\d$|\\(?:sqrt|[dtc]?frac)\s*(?:\[[^\]{}$]*\])?\{[^{}$\n]*$|\\[dtc]?frac\s*\{[^{}$\n]*\}\s*\{[^{}$\n]*$"
-)
-_GOES_ON = re.compile(
-    r"\.?\d|-\d|[ \t]*(?:\^(?!\s*\{?\s*(?:\\circ|\\prime|\\text|\\mathrm|\*|°|[a-z]{2}))"
-    r"|\\(?:times|cdot|div)\s*\d|[+*/]\s*\d)"
-)
-_FORMULA_END = re.compile(r"\$|\n|\\[\])]")
 
 
 def gives_answer(found: Extraction, response: str) -> bool:
-    """Return whether the response gives the answer that was found in it; what a sentence says of a box is not read."""
+    """Return whether the response gives the answer that was found in it."""
     text = after_thinking(response)
+    if found.boxed:
+        return stands(text, [box for box in find_boxes(text) if box[2]])
+    if not one_tag(text):
+        return False
     if found.place == "phrase":
         return _given_by_phrase(found.answer, text)
     if found.place == "whole":
         return not _DOUBT.search(text)
-    if found.place == "last":
-        return not _denied_by_its_sentence(found.answer, text)
-    return not found.boxed or not _is_part_of_formula(text)
-
-
-def _is_part_of_formula(text: str) -> bool:
-    r"""Return whether signs, digits or operations beside the last box make another value of it.
-
-    Of ``3 + \boxed{4} = 7`` the box is a blank that was filled in. A unit, a base, a percent sign or a variable may
-    follow: a problem may ask for the figure alone.
-    """
-    start, end, _ = [box for box in find_boxes(text) if box[2]][-1]
-    before = _BOX_COMMAND.sub("", text[max(0, start - _NEAR) : start])
-    after = text[end + text.startswith("\\", end) + (text[start - 1] == "{") : end + _NEAR]
-    if _SIGNED.search(before):
-        return True
-    formula = _FORMULA_END.split(after, maxsplit=1)[0]
-    return "=" not in formula and bool(_INSIDE.search(before) or _GOES_ON.match(after))
+    return found.place != "last" or not _denied_by_its_sentence(found.answer, text)
 
 
 def _given_by_phrase(answer: str, text: str) -> bool:

@@ -169,7 +169,7 @@ def _join(text: str, boxes: list[tuple[int, int, bool]], *, trusted: bool = Fals
     for (start, end, _), (following, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         between = _BOX.sub("", text[end + 1 : following - 1])
         near = trusted and (len(between) < 10 or (len(between) < 40 and _SEPARATOR.search(between)))
-        if not near and not _connected(between):
+        if not near and not connected(between):
             break
         part = _inner(text[start:end])
         if part not in parts:
@@ -198,7 +198,7 @@ def _joined_math(text: str, segments: list[re.Match[str]]) -> str:
     """Return the first segment and those joined to it by 'and', 'or' or a comma."""
     parts = [_content(segments[0])]
     for previous, following in itertools.pairwise(segments):
-        if not _connected(text[previous.end() : following.start()]):
+        if not connected(text[previous.end() : following.start()]):
             break
         parts.append(_content(following))
     last = segments[len(parts) - 1]
@@ -220,7 +220,7 @@ def _last(text: str) -> str:
     if not segments:
         return ""
     first = len(segments) - 1
-    while first and _connected(text[segments[first - 1].end() : segments[first].start()]):
+    while first and connected(text[segments[first - 1].end() : segments[first].start()]):
         first -= 1
     return _joined_math(text, segments[first:])
 
@@ -238,7 +238,8 @@ def has_prose(text: str) -> bool:
     return any(word.casefold() not in _MATH_WORDS for word in _WORD.findall(text))
 
 
-def _connected(between: str) -> bool:
+def connected(between: str) -> bool:
+    """Return whether only a comma, an 'and' or an 'or' stands between two answers, so that they are one list."""
     return len(between) <= 60 and _CONNECTIVE.fullmatch(between) is not None
 
 

@@ -67,6 +67,8 @@ def _same(gold: Node, answer: Node, tolerance: float) -> bool:
         if kinds == ("list", "list") and _is_named_apart(gold) and all(part.kind != "chain" for part in answer.parts):
             # Names of the gold give its values an order.
             return _same_sequence(gold.parts, answer.parts, tolerance)
+        if kinds == ("list", "list") and _named_otherwise(gold, answer):
+            return False
         return _same_collection(gold.parts, answer.parts, tolerance)
     if kinds == ("list", "tuple") or gold.kind != answer.kind or gold.signs != answer.signs:
         return False
@@ -84,9 +86,20 @@ def _without_membership(gold: Node, answer: Node) -> tuple[Node, Node]:
     return (gold, answer) if len(set(names)) > 1 else (sides[0], sides[1])
 
 
+def _names(node: Node) -> list[str]:
+    return [part.parts[0].text.strip() for part in node.parts if part.kind == "chain" and part.signs[0] == "="]
+
+
 def _is_named_apart(node: Node) -> bool:
-    names = [part.parts[0].text.strip() for part in node.parts if part.kind == "chain" and part.signs[0] == "="]
+    names = _names(node)
     return len(names) == len(set(names)) == len(node.parts)
+
+
+def _named_otherwise(gold: Node, answer: Node) -> bool:
+    """Return whether a name stands for several values on one side only: ``x=1,2`` is not ``x=1, y=2``."""
+    names = [_names(gold), _names(answer)]
+    for_several = any(len(own) < len(side.parts) for own, side in zip(names, (gold, answer), strict=True))
+    return all(names) and for_several and set(names[0]) != set(names[1])
 
 
 def _same_sequence(gold: Sequence[Node], answer: Sequence[Node], tolerance: float) -> bool:

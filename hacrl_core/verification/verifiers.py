@@ -71,7 +71,7 @@ _BUILT_IN: dict[str, Verifier] = {
 
 
 # Verdicts of a built-in verifier whose rules changed have new keys; the others keep theirs.
-_RULES = {"strict": "strict/3"}
+_RULES = {"strict": "strict/4"}
 
 
 def find_verifier(name: str) -> Verifier:

@@ -85,7 +85,19 @@ def test_thinking() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["\\", r"\boxed{", "$", "answer is ", "{", "1 ", r"\boxed{1} and ", "\\\\boxed", "not 1 or "],
+    [
+        "\\",
+        r"\boxed{",
+        "$",
+        "answer is ",
+        "{",
+        "1 ",
+        r"\boxed{1} and ",
+        "\\\\boxed",
+        "not 1 or ",
+        "<answer>1",
+        "%\\boxed{1}",
+    ],
 )
 def test_extraction_is_linear_on_hostile_text(unit: str) -> None:
     """Four times the text takes four times the CPU time, not sixteen times."""
