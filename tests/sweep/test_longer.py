@@ -66,6 +66,22 @@ def test_the_pages_say_what_the_committed_cells_say():
     assert longer.replaced(results, longer.sentence(run)) == results
     if run is not None:
         assert (longer.RESULTS / "longer.md").read_text() == longer.page(run)
+        site = (longer.RESULTS.parents[1] / "mkdocs.yml").read_text()
+        assert longer.in_nav(site) == site
+
+
+def test_the_site_has_the_page_once():
+    site = "- Results: [results.md, results/protocol.md, results/census.md]"
+    once = longer.in_nav(site)
+    assert once == "- Results: [results.md, results/protocol.md, results/longer.md, results/census.md]"
+    assert longer.in_nav(once) == once
+    assert "results/protocol.md, " in (longer.RESULTS.parents[1] / "mkdocs.yml").read_text()
+
+
+def test_methods_that_did_not_run_are_not_called_exploratory(tmp_path):
+    assert "Exploratory: GSPO×2, HACPO." in longer.page(write(tmp_path, range(1, 10)))
+    gone = {(method, seed) for method in ("gspo_x2", "hacpo") for seed in range(1, 10)}
+    assert "xploratory" not in longer.page(write(tmp_path, range(1, 10), without=gone))
 
 
 def test_the_sentence_claims_no_more_than_the_seeds_show(tmp_path):

@@ -196,7 +196,14 @@ def page(run: Run, folder: Path = RESULTS) -> str:
     few = few if FAMILY * smallest_p(len(run.seeds)) >= LEVEL else ""
     rows = "\n".join(answered.row() for answered in claims(run))
     seeds = f"{run.seeds[0]} to {run.seeds[-1]}" if len(run.seeds) > 1 else str(run.seeds[0])
-    return template.format(few=few, claims=rows, table=table(run), count=len(run.seeds), seeds=seeds)
+    beside = [label for method, label in METHODS.items() if method not in (ALONE, SHARING) and run.shared(method)]
+    others = (
+        f"Exploratory: {', '.join(beside)}. Means of rows with other seeds may not be compared; differences are paired "
+        "and may.\n"
+        if beside
+        else ""
+    )
+    return template.format(few=few, claims=rows, table=table(run), count=len(run.seeds), seeds=seeds, others=others)
 
 
 def sentence(run: Run | None) -> str:
@@ -226,13 +233,19 @@ def replaced(text: str, said: str) -> str:
     return f"{before}{MARKS[0]}\n{wrapped}\n{MARKS[1]}{after}"
 
 
+def in_nav(site: str) -> str:
+    """Put the page into the site's navigation, behind the protocol."""
+    before, page = "results/protocol.md, ", "results/longer.md, "
+    return site if page in site else site.replace(before, before + page, 1)
+
+
 def committed() -> Run | None:
     """Return the committed run, if there is one."""
     return read_run() if (RESULTS / "even-longer-curves.csv").exists() else None
 
 
 def main() -> None:
-    """Write picture and page, if there are cells, and the sentence of docs/results.md."""
+    """Write picture and page, if there are cells, its place on the site, and the sentence of docs/results.md."""
     run = committed()
     results = RESULTS.parent / "results.md"
     results.write_text(replaced(results.read_text(), sentence(run)))
@@ -241,6 +254,8 @@ def main() -> None:
         return
     draw(run, RESULTS / "even-longer.png")
     (RESULTS / "longer.md").write_text(page(run))
+    site = RESULTS.parents[1] / "mkdocs.yml"
+    site.write_text(in_nav(site.read_text()))
 
 
 if __name__ == "__main__":
