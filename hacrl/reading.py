@@ -167,7 +167,8 @@ class Campaign:
     def table(self, name: str, iteration: int, agent: str = "", benchmark: str = "") -> "pa.Table":
         """Return one stage's table as Arrow: ``table("scores", 7, "ada")`` is of the seventh iteration.
 
-        Prompts belong to no agent. An evaluation's iteration is the last one before it. The table is as it is stored: a
+        Prompts belong to no agent. An evaluation's iteration is the last one before it. With ``resample`` an
+        earlier attempt is named in the place of a benchmark, as ``attempt-1``. The table is as it is stored: a
         column ``iteration`` of its own counts from 0.
         """
         if name not in _STAGE_OF:

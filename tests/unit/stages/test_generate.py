@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
 from stage_bench import Bench
 
+from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import BuiltinEngineConfig, GenerateConfig
 from stages.generate import GenerateSlice
+from stages.spec import Outcome
 
 
 def generate_slice(**changes: object) -> GenerateSlice:
@@ -54,3 +57,46 @@ def test_the_artifact_says_whose_tokens_these_are(shared, ada, prompts):
     sampler = json.loads((ref.path / "sampler.json").read_text())
     assert sampler["agent_id"] == "ada"
     assert len(sampler["tokenizer"]) == 64
+
+
+def verdicts_of(shared: Bench, rows: list[dict], kinds: list[str]) -> ArtifactRef:
+    """Verdicts made by hand: each group of four gets these."""
+    said = [kinds[row["sample_index"] % 4] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in ("rollout_id", "prompt_id")}
+    rewards = [1.0 if kind == "correct" else 0.0 for kind in said]
+    beside = {"extracted_answer": [""] * len(rows), "verifier": ["hand"] * len(rows)}
+    return shared.publish("verify", verdicts={**columns, "reward": rewards, "verdict": said, **beside})
+
+
+def again(shared: Bench, inputs: dict, kinds: list[str]) -> tuple[Outcome, Outcome]:
+    first = shared.run("generate", generate_slice(), inputs)
+    verdicts = verdicts_of(shared, shared.rows(first.ref, "rollouts"), kinds)
+    slice_ = generate_slice().model_copy(update={"attempt": 1})
+    return first, shared.run("generate", slice_, {**inputs, "rollouts": first.ref, "verdicts": verdicts})
+
+
+def test_where_every_prompt_has_a_signal_no_engine_is_asked_and_nothing_changes(shared, ada, prompts, monkeypatch):
+    inputs = {"agent": ada, "prompts": prompts}
+    shared.run("generate", generate_slice(), inputs)
+    monkeypatch.setattr("stages.generate.generate_resumable", None)
+    first, second = again(shared, inputs, ["correct", "incorrect", "error", "correct"])
+    assert second.ref.digest == first.ref.digest
+    assert second.ref.key != first.ref.key
+    counted = {name: second.metrics[f"generate/{name}"] for name in ("responses", "tokens", "resampled_share")}
+    assert counted == {"responses": 0, "tokens": 0, "resampled_share": 0}
+    assert second.metrics["generate/response_length_mean"] == first.metrics["generate/response_length_mean"]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [["correct"] * 4, ["incorrect", "unparseable", "timeout", "incorrect"], ["correct", "error"] * 2, ["error"] * 4],
+)
+def test_one_reward_is_no_signal_and_what_was_not_judged_does_not_count(shared, ada, prompts, kinds):
+    first, second = again(shared, {"agent": ada, "prompts": prompts}, kinds)
+    rows = shared.rows(second.ref, "rollouts")
+    before = shared.rows(first.ref, "rollouts")
+    assert [row["prompt_id"] for row in rows] == [row["prompt_id"] for row in before]
+    assert [row["sample_index"] for row in rows] == [row["sample_index"] + 4 for row in before]
+    assert not {row["seed"] for row in rows} & {row["seed"] for row in before}
+    assert second.metrics["generate/responses"] == len(rows)
+    assert second.metrics["generate/resampled_share"] == 1

@@ -9,11 +9,13 @@ from stage_bench import Bench
 from hacrl_core.artifacts import ArtifactRef
 from hacrl_core.config.generation import GenerateConfig
 from hacrl_core.config.verification import OverlongConfig, VerifyConfig
+from hacrl_core.contracts.manifest import Identity, Provenance
 from hacrl_core.contracts.tables import VERDICTS_2, read_table
 from hacrl_core.problems import Problem
 from hacrl_core.verification import verify_batch
 from hacrl_core.verification.judge import JudgeAgent, Judging
 from stages.judging import JudgeSlice
+from stages.spec import OutFolder
 from stages.verify import VerifySlice
 
 RESPONSES = [r"\boxed{5}", r"2+3=5, \boxed{ 5 }", r"\boxed{6}", "no idea"]
@@ -183,3 +185,30 @@ def test_fallbacks_that_are_left_out_have_the_keys_of_those_they_mean():
     assert VerifyConfig().identity() == named.identity()
     assert VerifyConfig().for_training().identity() == VerifyConfig(fallbacks=("phrase", "whole")).identity()
     assert named.for_training() == named
+
+
+def test_responses_that_are_not_new_keep_their_verdict_and_nobody_is_asked_again(bench, inputs):
+    """The verdict of the first response is altered by hand: it stays, with all that it said."""
+    altered = {
+        "rollout_id": ["000000/ada/p/00"],
+        "prompt_id": ["p"],
+        "reward": [0.25],
+        "verdict": ["incorrect"],
+        "extracted_answer": ["kept"],
+        "verifier": ["hand"],
+        "raw_reward": [-3.0],
+        "parts": ['{"form":0.5}'],
+        "metrics": ['{"steps":2.0}'],
+        "message": ["said before"],
+    }
+    identity = Identity(stage="verify", stage_version=0, config={"made": "by hand"}, inputs={})
+    out = OutFolder(bench.store.stage_folder(identity.key))
+    out.write(VERDICTS_2, altered)
+    provenance = Provenance(started=0, finished=0, seconds=0)
+    before = bench.store.publish(out.path, identity, out.tables, {}, {}, provenance)
+    outcome = bench.run("verify", verify_slice(), {**inputs, "verdicts": before})
+    rows = read_table(outcome.ref.path / "verdicts.parquet", VERDICTS_2).to_pylist()
+    assert rows[0] == {name: values[0] for name, values in altered.items()}
+    assert [row["verdict"] for row in rows[1:]] == ["correct", "incorrect", "unparseable"]
+    assert outcome.metrics["verify/reward_mean"] == pytest.approx((0.25 + 1) / 4)
+    assert outcome.metrics["verify/part/form"] == 0.5
