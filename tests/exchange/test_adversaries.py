@@ -79,8 +79,9 @@ def test_a_closing_made_to_harm_its_reader(tmp_path: Path, raw: bytes) -> None:
         lambda raw: raw + b"\n",
         lambda raw: raw.replace(b'{"message"', b'{"more":1,"message"'),
         lambda raw: raw.replace(b'"kind":"answers"', b'"kind":"commit","kind":"answers"'),
+        lambda raw: raw.replace(raw[-5:-2], bytes([raw[-5] + 1]) + b"=="),
     ],
-    ids=["utf-16", "mark", "line", "field", "twice"],
+    ids=["utf-16", "mark", "line", "field", "twice", "signature"],
 )
 def test_a_signed_message_has_one_form(tmp_path: Path, change) -> None:
     """Readers that parse the same bytes differently would see different messages under one signature."""
