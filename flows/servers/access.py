@@ -60,14 +60,13 @@ def client_environment(credentials: str | None) -> dict[str, str]:
     }
 
 
-def answer_only_to(names: Sequence[str], app: Any) -> Any:
+def answer_only_to(names: Sequence[str], app: Any, open_paths: tuple[str, ...] = ()) -> Any:
     """Return the application behind a check of the Host header.
 
-    Prefect has none: a web page could rebind its own name to this machine and command the API.
+    Prefect has none: a web page could rebind its own name to this machine and command the API. MLflow's accepts
+    anything for a port, such as ``localhost:evil.com``.
     """
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    return TrustedHostMiddleware(app, allowed_hosts=list(names), www_redirect=False)
+    return HostCheck(app, names, open_paths)
 
 
 def own_origins(names: Sequence[str], port: int) -> str:
@@ -88,6 +87,28 @@ def _validated(text: str, source: str) -> str:
             "make one with: openssl rand -hex 16"
         )
     return text
+
+
+class HostCheck:
+    """ASGI middleware: requests whose Host is neither one of the names nor a name with a port get 400."""
+
+    def __init__(self, app: App, names: Sequence[str], open_paths: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._open = open_paths
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Pass a request to one of the names on to the application and refuse any other."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._open):
+            return await self._app(scope, receive, send)
+        host = dict(scope.get("headers", [])).get(b"host", b"").decode("latin-1").lower()
+        name, colon, port = host.rpartition(":")
+        if host in self._names or (colon and name in self._names and port.isascii() and port.isdigit()):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 4400})
+        await send({"type": "http.response.start", "status": 400, "headers": [(b"content-type", b"text/plain")]})
+        return await send({"type": "http.response.body", "body": b"Invalid Host header\n"})
 
 
 class BasicAuth:

@@ -11,12 +11,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flows.home import Home
+from flows.run.signals import carry, wake_main_thread
 from flows.servers.access import (
     BasicAuth,
     answer_only_to,
@@ -155,6 +156,7 @@ def serve_mlflow(options: argparse.Namespace) -> None:
     quiet_environment()
     # A host with a port is a pattern, in which the bracket of an IPv6 address must itself be bracketed.
     hosts = [host for name in _names(options) for host in (name, name.replace("[", "[[]") + ":*")]
+    hosts_are_ours = "MLFLOW_SERVER_ALLOWED_HOSTS" not in os.environ
     os.environ.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(hosts))
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
@@ -176,6 +178,8 @@ def serve_mlflow(options: argparse.Namespace) -> None:
     from mlflow.server.fastapi_app import app
 
     guarded: Any = app if credentials is None else BasicAuth(app, credentials, open_paths=("/health",))
+    if hosts_are_ours:
+        guarded = answer_only_to(_names(options), guarded, open_paths=("/health", "/version"))
     uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
 
 
@@ -192,9 +196,9 @@ def serve_worker(options: argparse.Namespace) -> None:
     ensure_pool(POOL)
     end_lost_runs(POOL, options.name)
     worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
-    _stop_campaigns_first()
     try:
-        asyncio.run(worker.start())
+        with stop_campaigns_first():
+            asyncio.run(worker.start())
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("the worker stopped")
 
@@ -247,12 +251,14 @@ def end_lost_runs(pool: str, worker: str) -> int:
     return len(lost)
 
 
-def _stop_campaigns_first() -> None:
-    """On SIGTERM or SIGINT, ask the campaigns to end before the worker does; a second signal kills the worker.
+@contextlib.contextmanager
+def stop_campaigns_first() -> Iterator[None]:
+    """On SIGTERM or SIGINT inside, ask the campaigns to end before the worker does; a second signal kills the worker.
 
     Campaigns can resume, so they are asked to end and get the time to report it to their log, MLflow and Prefect.
     Prefect's own handlers do not serve: they turn SIGTERM into SIGINT. A process that a shell script started in the
-    background ignores SIGINT, so such a worker could not be ended.
+    background ignores SIGINT, so such a worker could not be ended. A signal whose exception compiled code has ignored
+    is sent again.
     """
     stopping = False
 
@@ -265,11 +271,17 @@ def _stop_campaigns_first() -> None:
         for campaign in campaigns:
             campaign.signal(signal.SIGTERM)
         wait_for_exit(campaigns, STOP_SECONDS)
-        raise KeyboardInterrupt
+        carry(KeyboardInterrupt(), number, forget)
+
+    def forget() -> None:
+        nonlocal stopping
+        stopping = False
 
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
+    with wake_main_thread():
+        yield
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------

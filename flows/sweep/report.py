@@ -16,6 +16,8 @@ from flows.views.text import percent
 from hacrl_core.config.sweep import Sweep
 
 _LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--"}
+_LATEX |= {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "^": r"\textasciicircum{}"}
+_LATEX |= {"~": r"\textasciitilde{}", "\n": " "}
 _LATEX |= {"α": r"$\alpha$", "δ": r"$\delta$", "ω": r"$\omega$"}
 
 
@@ -137,7 +139,8 @@ class Table:
     def markdown(self) -> str:
         """Write the table as Markdown; all columns but the first are aligned to the right."""
         rule = "|".join("---" if column == 0 else "--:" for column in range(len(self.head)))
-        lines = ["| " + " | ".join(row) + " |" for row in (self.head, *self.rows)]
+        cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (self.head, *self.rows)]
+        lines = ["| " + " | ".join(row) + " |" for row in cells]
         return "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
 
     def latex(self) -> str:

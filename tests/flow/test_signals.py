@@ -100,6 +100,34 @@ def test_a_signal_whose_exception_python_ignores_is_not_lost(number, where, prin
     assert "ignored" not in done.stderr
 
 
+POOL = """
+from flows.servers.serve import stop_campaigns_first
+import os, signal, sys, time
+
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0.1)
+
+def swallow():
+    Swallows()
+
+with stop_campaigns_first():
+    try:
+        swallow()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("the worker stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_of_the_pool_hears_a_signal_whose_exception_python_ignores(number):
+    done = wait_with([number], POOL)
+    assert (done.returncode, done.stdout) == (0, "the worker stopped\n"), done.stderr
+    assert "ignored" not in done.stderr
+
+
 def wait_with(words, script=WAITING):
     words = [str(int(word)) if isinstance(word, signal.Signals) else word for word in words]
     heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores it

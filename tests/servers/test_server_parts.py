@@ -15,7 +15,7 @@ from rich.console import Console
 from flows.home import Home
 from flows.scheduling import deployments
 from flows.scheduling.slots import slot_names
-from flows.servers.access import BasicAuth, client_environment, find_credentials, require_credentials
+from flows.servers.access import BasicAuth, HostCheck, client_environment, find_credentials, require_credentials
 from flows.servers.postgres import check_address, database_url, without_password
 from flows.servers.processes import TOKEN, Process, memory, process_tree, processes_with_token, terminate
 from flows.servers.state import (
@@ -219,6 +219,37 @@ def test_only_the_right_credentials_get_through(kind, path, header, answer):
 
     scope = {"type": kind, "path": path, "headers": [(b"authorization", header)] if header else []}
     asyncio.run(BasicAuth(inside, "ada:correct horse", open_paths=("/health",))(scope, None, send))
+    first = sent[0]
+    assert {"inside": "inside", "websocket.close": "closed"}.get(first["type"], first.get("status")) == answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "host", "answer"),
+    [
+        ("http", "/", b"localhost", "inside"),
+        ("http", "/", b"LocalHost:8080", "inside"),
+        ("http", "/", b"[::1]:5000", "inside"),
+        ("http", "/", b"localhost:evil.com", 400),
+        ("http", "/", b"localhost:80.evil.com", 400),
+        ("http", "/", b"evil.com", 400),
+        ("http", "/", b"evil.com:5000", 400),
+        ("http", "/", b"", 400),
+        ("http", "/health", b"10.0.0.7:5000", "inside"),
+        ("websocket", "/", b"evil.com", "closed"),
+        ("lifespan", "", b"", "inside"),
+    ],
+)
+def test_a_server_answers_to_its_names_only(kind, path, host, answer):
+    sent = []
+
+    async def inside(scope, receive, send):
+        await send({"type": "inside"})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": [(b"host", host)]}
+    asyncio.run(HostCheck(inside, ["localhost", "[::1]"], open_paths=("/health",))(scope, None, send))
     first = sent[0]
     assert {"inside": "inside", "websocket.close": "closed"}.get(first["type"], first.get("status")) == answer
 

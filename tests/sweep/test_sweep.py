@@ -22,7 +22,7 @@ from rich.console import Console
 from flows.home import Home
 from flows.sweep import cells
 from flows.sweep.cells import Job, Tally, finished_entries, order_jobs
-from flows.sweep.report import make_report
+from flows.sweep.report import Table, make_report
 from flows.sweep.run import Outcome, Pool, execute_with_threads, how_far, plan_sweep, run_sweep
 from flows.sweep.written import write_report
 from hacrl_core.artifacts import Store
@@ -334,3 +334,9 @@ def test_next_seeds_first_versions_do_not_keep_anybody_waiting(tmp_path):
     labels = [job.label for job in order_jobs(cells, tmp_path, 2)]
     assert [("first version" in label) for label in labels] == [True, True, True, True, False, False, False, False]
     assert json.dumps(labels).count("s2 first version") == 2
+
+
+def test_labels_of_a_table_change_neither_latex_nor_markdown() -> None:
+    table = Table(("method",), (("a\\b{c}$d^2~e|f%\ng",),))
+    assert r"a\textbackslash{}b\{c\}\$d\textasciicircum{}2\textasciitilde{}e|f\% g \\" in table.latex()
+    assert "| a\\b{c}$d^2~e\\|f% g |" in table.markdown()
