@@ -353,7 +353,9 @@ def _chart_png(axis: Any, chart: Chart) -> None:
     if chart.whole:
         axis.set_ylim(0, 1)
     if chart.percent:
-        axis.yaxis.set_major_formatter("{x:.0%}")
+        # Marks at halves of a percent only where nothing else fits, and then with their half.
+        axis.yaxis.get_major_locator().set_params(steps=[1, 2, 5, 10])
+        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 
 def _layers_png(axis: Any, panel: Layers) -> None:
