@@ -60,13 +60,13 @@ def client_environment(credentials: str | None) -> dict[str, str]:
     }
 
 
-def answer_only_to(names: Sequence[str], app: Any, open_paths: tuple[str, ...] = ()) -> Any:
+def answer_only_to(names: Sequence[str], app: Any, open_paths: tuple[str, ...] = (), status: int = 400) -> Any:
     """Return the application behind a check of the Host header.
 
     Prefect has none: a web page could rebind its own name to this machine and command the API. MLflow's accepts
     anything for a port, such as ``localhost:evil.com``.
     """
-    return HostCheck(app, names, open_paths)
+    return HostCheck(app, names, open_paths, status)
 
 
 def own_origins(names: Sequence[str], port: int) -> str:
@@ -90,9 +90,10 @@ def _validated(text: str, source: str) -> str:
 
 
 class HostCheck:
-    """ASGI middleware: requests whose Host is neither one of the names nor a name with a port get 400."""
+    """ASGI middleware: requests whose Host is neither one of the names nor a name with a port are refused."""
 
-    def __init__(self, app: App, names: Sequence[str], open_paths: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: App, names: Sequence[str], open_paths: tuple[str, ...] = (), status: int = 400) -> None:
+        self._status = status
         self._app = app
         self._open = open_paths
         self._names = frozenset(name.lower() for name in names)
@@ -107,7 +108,9 @@ class HostCheck:
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 4400})
-        await send({"type": "http.response.start", "status": 400, "headers": [(b"content-type", b"text/plain")]})
+        await send(
+            {"type": "http.response.start", "status": self._status, "headers": [(b"content-type", b"text/plain")]}
+        )
         return await send({"type": "http.response.body", "body": b"Invalid Host header\n"})
 
 

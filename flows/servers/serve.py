@@ -179,7 +179,8 @@ def serve_mlflow(options: argparse.Namespace) -> None:
 
     guarded: Any = app if credentials is None else BasicAuth(app, credentials, open_paths=("/health",))
     if hosts_are_ours:
-        guarded = answer_only_to(_names(options), guarded, open_paths=("/health", "/version"))
+        # As MLflow answers for other names.
+        guarded = answer_only_to(_names(options), guarded, ("/health", "/version"), status=403)
     uvicorn.run(guarded, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=3)
 
 

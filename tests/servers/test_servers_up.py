@@ -98,6 +98,7 @@ def test_nobody_else_is_listened_to(servers):
                     assert knock.connect_ex((address, port)) != 0, f"{name} answers on {address}"
     assert fetch(f"{servers.prefect}/api/admin/version", Host="evil.example")[0] == 400
     assert fetch(f"{servers.mlflow}/api/2.0/mlflow/experiments/search?max_results=1", Host="evil.example")[0] == 403
+    assert fetch(f"{servers.mlflow}/api/2.0/mlflow/experiments/search?max_results=1", Host="localhost:a.b")[0] == 403
     foreign = {"Origin": "http://evil.example"}
     assert "access-control-allow-origin" not in {
         k.lower() for k in fetch(f"{servers.prefect}/api/health", **foreign)[1]
