@@ -23,11 +23,12 @@ from flows.commands import (
     track,
     views,
 )
+from hacrl_core.place import ROOT
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
 # This project comes first, so that a folder of the user's named flows or stages does not replace its packages, neither
 # here nor in the processes that are started with this path.
-sys.path += [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
+sys.path += [str(ROOT), str(Path.cwd())]
 
 
 class App(typer.Typer):

@@ -34,7 +34,8 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.loading import apply_override, validate
 from hacrl_core.errors import HacrlError
 
-ENTRYPOINT = "flows.scheduled.scheduled_campaign"
+# The same name in a work tree and in a wheel: a worker may be installed in the other way.
+ENTRYPOINT = "hacrl.scheduled.scheduled_campaign"
 # Prefect's own annotations do not accept this runner in a flow.
 _TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=THREADS)
 

@@ -8,7 +8,6 @@ Importing this package takes milliseconds and loads neither torch nor anything e
 it is first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,28 +15,23 @@ if TYPE_CHECKING:
     from hacrl.reading import open_home as open
     from hacrl_core.tasks.api import Example, Problem, Verdict
 
-_TASKS, _READING = "hacrl_core.tasks.api", "hacrl.reading"
-# Public name → where it is defined, and its name there.
-_HOMES = {
-    "Example": (_TASKS, "Example"),
-    "Problem": (_TASKS, "Problem"),
-    "Verdict": (_TASKS, "Verdict"),
-    "Agent": (_READING, "Agent"),
-    "Campaign": (_READING, "Campaign"),
-    "Home": (_READING, "Home"),
-    "open": (_READING, "open_home"),
-    "run": (_READING, "run"),
-}
-
+# What a task is written with.
+_TASKS = ("Example", "Problem", "Verdict")
 __all__ = ["Agent", "Campaign", "Example", "Home", "Problem", "Verdict", "open", "run"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'hacrl' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, there = _HOMES[name]
-    value = getattr(import_module(module), there)
+    if name in _TASKS:
+        from hacrl_core.tasks import api
+
+        value = getattr(api, name)
+    else:
+        from hacrl import reading
+
+        value = getattr(reading, "open_home" if name == "open" else name)
     globals()[name] = value
     return value
 

@@ -17,6 +17,7 @@ from hacrl_core.config.base import StrictConfig
 from hacrl_core.contracts.manifest import Identity
 from hacrl_core.contracts.tables import TableSchema, write_table
 from hacrl_core.errors import StageError
+from hacrl_core.place import module
 from hacrl_core.warm import WarmModels
 
 Metrics = dict[str, float]
@@ -162,7 +163,7 @@ class Stage:
 
 def find_stage(name: str) -> Stage:
     """Import the stage of this name."""
-    stage: Stage = importlib.import_module(f"stages.{name}").STAGE
+    stage: Stage = importlib.import_module(module(f"stages.{name}")).STAGE
     return stage
 
 

@@ -26,6 +26,7 @@ from hacrl_core.learning.scoring import score_sequences
 from hacrl_core.learning.sequences import TrainSequence
 from hacrl_core.learning.shape import shape_of
 from hacrl_core.learning.trainer import Trainer
+from hacrl_core.place import module
 
 # GSPO's window is 3e-4 wide; a third of it may be rounding (stages/update.py warns from there on).
 MISMATCH = 1e-4
@@ -178,7 +179,7 @@ def vllm(device: torch.device, folder: Path) -> dict[str, Any]:
     engine = _vllm_engine()
     agents = [_agent(folder, torch.device("cpu"), seed) for seed in (0, 1)]
     seconds, off, other, free = [], [], [], [_free(device)]
-    with _warnings_of("hacrl_core.generation.vllm") as warnings:
+    with _warnings_of(module("hacrl_core.generation.vllm")) as warnings:
         try:
             for version in (0, 1, 0):
                 begun = time.perf_counter()

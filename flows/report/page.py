@@ -22,6 +22,7 @@ from flows.report.examples import examples
 from flows.report.panels import Chart, Panel, sections
 from flows.views.text import clock, percent, short, signed
 from hacrl_core.artifacts import open_store
+from hacrl_core.place import module
 
 PAGE = "report.html"
 # Rows of the lineage; versions with an evaluation take precedence.
@@ -83,7 +84,7 @@ def render(history: History, state: str, labels: Sequence[Label] = ()) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(short=short, clock=clock, percent=percent, signed=signed)
-    source = files("flows.report") / "page_assets"
+    source = files(module("flows.report")) / "page_assets"
     charts = sections(history)
     drawn = {panel.key: draw(panel) for section in charts for panel in section.panels}
     hover = {key: drawing.hover for key, drawing in drawn.items() if drawing.hover is not None}

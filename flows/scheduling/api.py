@@ -31,6 +31,7 @@ from flows.servers.access import answer_only_to, own_origins
 from flows.servers.state import BOUNDED, running_prefect_url
 from flows.tracking.feed import ServerAway, probe
 from hacrl_core.config.addresses import without_userinfo
+from hacrl_core.place import module
 
 STARTUP_SECONDS = 180
 _NAMES = ("127.0.0.1", "localhost")
@@ -195,7 +196,7 @@ def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen
     quiet = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.scheduling.api", str(port), str(os.getpid())],
+            [sys.executable, "-P", "-m", module("flows.scheduling.api"), str(port), str(os.getpid())],
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,

@@ -29,6 +29,7 @@ from flows.servers.access import (
 from flows.servers.processes import child_processes, wait_for_exit
 from flows.servers.state import BOUNDED, POOL, client_host
 from hacrl_core.errors import HacrlError
+from hacrl_core.place import module
 
 # The supervisor waits 20 seconds for the worker.
 STOP_SECONDS = 12.0
@@ -312,7 +313,7 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.servers.serve", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog=f"python -m {module('flows.servers.serve')}", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     servers = parser.add_subparsers(dest="server", required=True)
     for name, port in (("prefect", 4200), ("mlflow", 5000)):

@@ -20,6 +20,7 @@ from flows.servers.access import LOOPBACK
 from flows.servers.postgres import POSTGRES, database_url, prefect_environment, without_password
 from flows.servers.processes import TOKEN, Process, processes_with_token, terminate
 from flows.servers.state import Server, State, answers, client_host, log_file, write_state
+from hacrl_core.place import ROOT, module
 
 MAX_PAUSE_SECONDS = 60.0
 # A server that ran this long before it ended is restarted at once.
@@ -52,7 +53,7 @@ def default_name(host: str) -> str | None:
 
 def command(options: ServerOptions, server: str) -> list[str]:
     """Return the command line that starts a server."""
-    words = [sys.executable, "-P", "-m", "flows.servers.serve", server]
+    words = [sys.executable, "-P", "-m", module("flows.servers.serve"), server]
     if server == "worker":
         return [*words, "--limit", str(options.limit)]
     if server == "ray":
@@ -225,14 +226,15 @@ def _say(message: str) -> None:
 
 def python_path() -> str:
     """Return a PYTHONPATH with which servers and campaigns run the same code as this process."""
-    return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def start_detached(home: Home, options: ServerOptions, token: str) -> Process:
     """Start a supervisor that outlives this command."""
+    words = [sys.executable, "-P", "-m", module("flows.servers.supervisor")]
     with open_log(log_file(home, "servers")) as output:
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.servers.supervisor", str(home.root), json.dumps(asdict(options))],
+            [*words, str(home.root), json.dumps(asdict(options))],
             env={**os.environ, TOKEN: token, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=output,

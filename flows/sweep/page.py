@@ -9,6 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from flows.sweep.report import SweepReport
+from hacrl_core.place import module
 
 PAGE = "report.html"
 _PICTURES = {
@@ -62,7 +63,7 @@ main td.words { text-align: left; white-space: normal; }
 def render(report: SweepReport, pictures: dict[str, Path]) -> str:
     """Return the page; all names and messages in it are escaped."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    style = (files("flows.report") / "page_assets" / "style.css").read_text(encoding="utf-8")
+    style = (files(module("flows.report")) / "page_assets" / "style.css").read_text(encoding="utf-8")
     config = report.sweep.config
     there = {(result.variant, result.seed) for result in report.results}
     return environment.from_string(_TEMPLATE).render(

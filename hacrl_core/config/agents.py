@@ -2,12 +2,21 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hacrl_core.config.base import Device, NotIdentity, StrictConfig
 from hacrl_core.config.warmstart import WarmstartConfig
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+
+
+def _no_bare_preset(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is not a group of settings; set the key below it: algorithm.preset={value}")
+    return value
+
+
+AlgorithmSettings = Annotated[dict[str, Any], BeforeValidator(_no_bare_preset)]
 
 
 class CheckpointConfig(StrictConfig):
@@ -53,7 +62,7 @@ class AgentConfig(StrictConfig):
         description="Values for the chat template, e.g. {enable_thinking: false} for Qwen3 without its thinking.",
     )
 
-    algorithm: dict[str, Any] = Field(
+    algorithm: AlgorithmSettings = Field(
         default_factory=dict,
         description="This learner's own values of any setting below `algorithm`, e.g. cross_clip_delta.",
     )

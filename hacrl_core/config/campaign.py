@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from hacrl_core.config.agents import AgentConfig
+from hacrl_core.config.agents import AgentConfig, AlgorithmSettings
 from hacrl_core.config.algorithm import CampaignOverrides, HacpoConfig, campaign_overrides, preset
 from hacrl_core.config.base import IdentityUnlessDefault, StrictConfig
 from hacrl_core.config.evaluation import EvaluateConfig
@@ -60,7 +60,7 @@ class CampaignConfig(StrictConfig):
     )
     generate: GenerateConfig
     verify: VerifyConfig = VerifyConfig()
-    algorithm: dict[str, Any] = Field(
+    algorithm: AlgorithmSettings = Field(
         default_factory=lambda: {"preset": "hacpo"},
         description="A preset (hacpo, gspo, gspo_x2, grpo, naive, …) and single settings over it.",
     )

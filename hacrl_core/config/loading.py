@@ -101,7 +101,7 @@ def explain(error: Any, model: type[BaseModel], where: str | None = None) -> str
 
     ``where`` is what the user calls the place, if that is not the path below ``model``.
     """
-    where = ".".join(str(part) for part in error["loc"] if part != "[key]") if where is None else where
+    where = _path(model, error["loc"]) if where is None else where
     if error["type"] == "extra_forbidden":
         known = list(_keys_beside(model, error["loc"]))
         close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
@@ -131,6 +131,16 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def _path(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Return a place as the user writes it: without the kind that pydantic adds where there are several."""
+    parts = [
+        str(part)
+        for depth, part in enumerate(location)
+        if part != "[key]" and not _of_kind(_models_at(model, location[:depth]), part)
+    ]
+    return ".".join(parts)
+
+
 def _keys_beside(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
     """Yield the keys that the model allows beside an unknown one."""
     for candidate in _models_at(model, location[:-1]):
@@ -157,13 +167,21 @@ def _models_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[
     """Return the models that a place may hold, found by walking down the annotations."""
     candidates: list[type[BaseModel]] = [model]
     for part in location:
+        if of_kind := _of_kind(candidates, part):
+            candidates = of_kind
+            continue
         below: list[type[BaseModel]] = []
         for candidate in candidates:
             field = candidate.model_fields.get(str(part))
-            # A dict's key or a union's tag does not go deeper.
+            # A dict's key does not go deeper.
             below += _models_in(field.annotation) if field else [candidate]
         candidates = below
     return candidates
+
+
+def _of_kind(candidates: list[type[BaseModel]], part: int | str) -> list[type[BaseModel]]:
+    """Return those of several models whose kind is this part of a place; none where it is no kind."""
+    return [found for found in candidates if part in _kinds_of(found)] if len(candidates) > 1 else []
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

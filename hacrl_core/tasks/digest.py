@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hacrl_core.errors import ConfigError
+from hacrl_core.place import OURS, source
 from hacrl_core.tasks.environments import module_of
 from hacrl_core.tasks.forms import takes_batches
 from hacrl_core.tasks.loading import LIBRARIES, module_name, task_path
-
-_OURS = ("hacrl", "hacrl_core", "stages", "flows")
 
 
 def task_digest(name: str) -> str:
@@ -33,8 +32,8 @@ def task_digest(name: str) -> str:
     path = task_path(name)
     if path is None:
         path = _module_file(module_name(name), name)
-        if module_name(name).split(".")[0] in _OURS:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
+        if module_name(name).split(".")[0] in OURS:
+            return hashlib.sha256(source(path)).hexdigest()
     return source_closure_digest(path)
 
 
@@ -86,7 +85,7 @@ def _follow_imports(path: Path, module: str, roots: list[Path], found: dict[str,
     for name in _imported(tree):
         top = name.partition(".")[0]
         # A package counts with every file in it, so its top is enough; its own members were followed with it.
-        if top == module.partition(".")[0] or top in _OURS or top in sys.stdlib_module_names or top in found:
+        if top == module.partition(".")[0] or top in OURS or top in sys.stdlib_module_names or top in found:
             continue
         spec = PathFinder.find_spec(top, [str(root) for root in roots])
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):

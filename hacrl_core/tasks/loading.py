@@ -21,14 +21,15 @@ from types import ModuleType
 from typing import Any
 
 from hacrl_core.errors import ConfigError
+from hacrl_core.place import module
 
 # Tasks of other libraries: the module of ours that makes a task of one of theirs.
 LIBRARIES = {
-    "reasoning_gym": "hacrl_core.tasks.reasoning",
-    "verifiers": "hacrl_core.tasks.environments",
+    "reasoning_gym": module("hacrl_core.tasks.reasoning"),
+    "verifiers": module("hacrl_core.tasks.environments"),
 }
 # Tasks that come with HACRL.
-BUILT_IN = {"code": "hacrl_core.verification.code_task"}
+BUILT_IN = {"code": module("hacrl_core.verification.code_task")}
 _MODULE = "module"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hacrl_core.config.verification import JUDGE, TASK, VerifyConfig
 from hacrl_core.contracts.manifest import canonical_json
 from hacrl_core.errors import ConfigError, VerificationError
+from hacrl_core.place import module
 from hacrl_core.problems.problem import Problem
 from hacrl_core.tasks.digest import function_takes_batches
 from hacrl_core.tasks.forms import BATCHED
@@ -344,7 +345,7 @@ def _limits(config: VerifyConfig, *, alone: bool = False) -> Limits:
 def _preload(verifier: Verifier) -> str:
     """Return what the spawner imports once for all workers; never the user's own code."""
     if isinstance(verifier, _MATHS):
-        return "hacrl_core.verification.symbolic"
+        return module("hacrl_core.verification.symbolic")
     return LIBRARIES.get(verifier.name.partition(":")[0], "") if isinstance(verifier, UserVerifier) else ""
 
 

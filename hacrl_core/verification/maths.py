@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.place import module
 from hacrl_core.verification.extraction import extract_answer, extract_gold, has_prose
 from hacrl_core.verification.gates import gate
 from hacrl_core.verification.normalise import clean, list_words, split_unit, text_key, unit_key, without_degree
@@ -117,7 +118,7 @@ class MathsVerifier:
     """Accept mathematically equal answers; symbolic comparison happens in a worker."""
 
     name = "math"
-    task: str | None = "hacrl_core.verification.symbolic:compare"
+    task: str | None = f"{module('hacrl_core.verification.symbolic')}:compare"
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Decide by text and exact numbers, or ask for a worker."""

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from hacrl_core.place import ROOT
 from hacrl_core.verification.sandbox import children_of
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 # What workers see of the environment: nothing in which people keep secrets. A name that ends in _ is a prefix.
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_", "TZ", "TMPDIR", "TMP", "TEMP"),
@@ -46,4 +45,4 @@ def passed_on(further: Sequence[str]) -> dict[str, str]:
 
 def python_path() -> str:
     """Let the spawner find this package also where it is not installed; sys.path itself follows with each request."""
-    return os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

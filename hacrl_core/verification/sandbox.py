@@ -27,6 +27,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hacrl_core.place import module
 from hacrl_core.verification.jail import cgroups, client, kernel
 from hacrl_core.verification.jail.enter import Jail, fork_jailed
 from hacrl_core.verification.jail.layers import SandboxRefusedError
@@ -43,7 +44,7 @@ _MORE_PROCESSES_JAILED = 256
 _PROGRAMS_THREADS = 72
 # A jail holds the worker and its copies: a zygote, a program, a checker. Their shared pages count once.
 _JAILS_SHARE = 2
-_SYMBOLIC = "hacrl_core.verification.symbolic"
+_SYMBOLIC = module("hacrl_core.verification.symbolic")
 _jailed = False
 
 
@@ -96,7 +97,7 @@ def run_spawner(control: socket.socket) -> None:
     # Workers, each with process 1 of its jail (0: it has none).
     children: dict[int, int] = {}
     # For all workers, which are forked from this process: loading it takes each of them a moment otherwise.
-    importlib.import_module("hacrl_core.tasks.worker")
+    importlib.import_module(module("hacrl_core.tasks.worker"))
     preloaded = {""}
     try:
         while True:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hacrl_core.place import module
 from hacrl_core.verification.processes import passed_on, python_path
 from hacrl_core.verification.sandbox import receive, send
 
 _START_SECONDS = 120.0
 _MESSAGE_SECONDS = 60.0
 _SPAWNER = (
-    "import socket, sys; from hacrl_core.verification.sandbox import run_spawner; "
+    f"import socket, sys; from {module('hacrl_core.verification.sandbox')} import run_spawner; "
     "run_spawner(socket.socket(fileno=int(sys.argv[1])))"
 )
 
@@ -80,7 +81,7 @@ class Spawner:
         self.control, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SPAWNER, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _SPAWNER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**passed_on(self.environment), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},

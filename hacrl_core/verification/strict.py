@@ -3,6 +3,7 @@ r"""The ``strict`` verifier in this process: which answer counts, and what text 
 import re
 
 from hacrl_core.config.verification import VerifyConfig
+from hacrl_core.place import module
 from hacrl_core.verification.assertion import gives_answer
 from hacrl_core.verification.extraction import extract_answer, extract_gold
 from hacrl_core.verification.gates import gate
@@ -24,7 +25,7 @@ class StrictVerifier:
     """Accept an answer only when it is proved equal to the gold; see docs/verification.md for the policies."""
 
     name = "strict"
-    task: str | None = "hacrl_core.verification.symbolic:compare_strict"
+    task: str | None = f"{module('hacrl_core.verification.symbolic')}:compare_strict"
 
     def judge(self, response: str, gold: str, config: VerifyConfig) -> Judgement:
         """Decide by text and exact numbers, or ask for a worker."""

@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from flows.agents.evaluate import evaluate_agent
@@ -23,6 +26,7 @@ from hacrl_core.contracts.manifest import SEAL, digest_of
 from hacrl_core.errors import ConfigError, NewerArtifactError
 from tests.flow.conftest import tiny
 from tests.flow.homes import digests, home_over, of_label, own_copy, run_here, weights
+from tests.patience import patience
 
 pytestmark = pytest.mark.slow
 ITERATIONS = 4
@@ -131,6 +135,24 @@ def test_an_artifact_of_a_newer_version_stops_the_run_and_is_left_alone(home, wh
     store = Store(home.store)
     carry_out(home, store, plan(home, store, None, None, grace=0), grace=0)
     assert path.read_bytes() == before
+
+
+def test_the_command_says_in_one_line_what_a_newer_version_wrote(home, tmp_path):
+    path = of_label(home, "tiny", "verify ada #1") / "manifest.json"
+    raw = json.loads(path.read_text())
+    raw["manifest_version"] = 2
+    del raw["details"][SEAL]
+    raw["details"][SEAL] = digest_of(raw)
+    path.write_text(json.dumps(raw))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(campaign().model_dump(mode="json", exclude_unset=True)))
+    command = [sys.executable, "-m", "flows.cli", "run", str(tmp_path / "tiny.yaml"), "--home", str(home.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(300))
+    assert done.returncode == 2, done.stdout + done.stderr
+    (said,) = done.stderr.strip().splitlines()
+    assert str(path.parent) in said
+    assert "written by a newer hacrl" in said
+    assert "Upgrade hacrl, or" in said
+    assert json.loads(path.read_text()) == raw
 
 
 # -- keep policies -----------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_servers_run_as_nobody_special(compose):
 def test_commands_of_the_compose_file_are_commands_of_ours(compose):
     for name, service in compose.services.items():
         if service.command:
-            assert service.command[:3] == ["python", "-m", "flows.servers.serve"]
+            assert service.command[:3] == ["python", "-m", "hacrl.serve"]
             options = _parser().parse_args(service.command[3:])
             if name in ("prefect", "mlflow"):
                 assert options.server == name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from hacrl_core.errors import EngineError
+from hacrl_core.place import ROOT
 
 Message = dict[str, Any]
 WORKER_FOLDER = Path(__file__).parent / "worker"
@@ -231,7 +232,7 @@ class WorkerProcess:
 def find_python(configured: str | None) -> Path:
     """Return vLLM's interpreter: the configured one, $HACRL_VLLM_PYTHON, or that of ``make vllm``."""
     named = configured or os.environ.get("HACRL_VLLM_PYTHON")
-    places = [Path.cwd(), Path(__file__).resolve().parents[3]]
+    places = [Path.cwd(), ROOT]
     candidates = [Path(named)] if named else [place / ".venv-vllm" / "bin" / "python" for place in places]
     for candidate in candidates:
         if candidate.is_file():

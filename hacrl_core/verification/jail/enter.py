@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hacrl_core.place import ROOT
 from hacrl_core.verification.jail import cgroups, kernel, landlock, namespaces, seccomp
 
 # Shared libraries, time zones, and what name resolution and TLS read where the network is allowed.
@@ -165,10 +166,9 @@ def _wait_for_go(go: int) -> None:
 
 def visible(jail: Jail) -> list[str]:
     """Return what a jail's worker may read: the Python installation, this package, and what was asked for."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    beside = [os.path.join(os.path.dirname(package), "hacrl")]
+    ours = [os.path.join(ROOT, name) for name in dict.fromkeys((__name__.partition(".")[0], "hacrl"))]
     network = _FOR_NETWORK if jail.network else ()
-    return [*python_installation(), package, *filter(os.path.isdir, beside), *network, *jail.read]
+    return [*python_installation(), *filter(os.path.isdir, ours), *network, *jail.read]
 
 
 def _fork_init(go: int) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hacrl_core.place import OURS
 from hacrl_core.tasks.environments import module_of
 
 _MOST_ENTRIES = 200
@@ -51,7 +52,7 @@ def _place(task: str) -> Path | None:
     first, _, rest = task.partition(":")
     module = rest if first == "module" else module_of(rest) if first == "verifiers" else first
     top = module.partition(".")[0]
-    if top in ("hacrl_core", "hacrl") or top in sys.stdlib_module_names:
+    if top in OURS or top in sys.stdlib_module_names:
         return None
     try:
         spec = importlib.util.find_spec(top)

@@ -151,6 +151,19 @@ def written(tmp_path, text):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("algorithm=gspo", r"yaml: algorithm: 'gspo' is not a group of settings; .* algorithm.preset=gspo$"),
+        ("agents.ada.algorithm=gspo", r"yaml: agents.ada.algorithm: 'gspo' is not .* algorithm.preset=gspo$"),
+        ("problems.foo=1", r"yaml: problems.foo: unknown key; allowed: kind, kinds, levels, split, size$"),
+        (
+            "problems={kind: task, task: x.py, foo: 1}",
+            r"yaml: problems.foo: unknown key; allowed: kind, task, split, size, options$",
+        ),
+        ("problems.path=x", r"yaml: problems.path: unknown key; allowed: kind, kinds, levels, split, size$"),
+        (
+            "evaluate.benchmarks=[{name: a, problems: {kind: arithmetic, foo: 1}}]",
+            r"problems.foo: unknown key; allowed: kind, kinds, levels, split, size$",
+        ),
+        ("generate.engine={kind: vllm, batch_size: 3}", r"generate.engine.batch_size: unknown key; allowed: kind, "),
         ("algorithm.alfa=2", r"algorithm.alfa \(ada\): unknown key; did you mean alpha\?"),
         (
             "agents.ada.update.learning_rat=2",
