@@ -54,7 +54,8 @@ def test_a_page_opened_as_a_file_finds_a_setting(site: Path) -> None:
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "tutorials/night.html").as_uri())
-        page.locator(".md-search__input").first.fill("minibatch_prompts")
+        # Typed, as by a user: the search reads its field when a key is released, and would miss a value set in one go.
+        page.locator(".md-search__input").first.press_sequentially("minibatch_prompts")
         page.locator(".md-search-result__item a").first.wait_for(state="attached")
         found = page.locator(".md-search-result__item").first.inner_html()
         browser.close()
