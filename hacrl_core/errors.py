@@ -28,6 +28,8 @@ class BucketError(HacrlError):
 class NewerArtifactError(ArtifactError):
     """An artifact that only a newer version of hacrl can read. It is intact: never set aside, never overwritten."""
 
+    exit_code = 2
+
 
 class InputGoneError(ArtifactError):
     """Files that a stage needs are missing: collected by a keep policy, or set aside as damaged.
