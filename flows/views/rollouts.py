@@ -14,7 +14,7 @@ from flows.record.feedback import Label, by_rollout, read_labels
 from flows.record.record import Entry, find_campaign, read_campaign, read_entries
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.campaign import CampaignConfig
-from hacrl_core.contracts.tables import CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
+from hacrl_core.contracts.tables import ANSWERS, CREDIT, PROMPTS, ROLLOUTS, VERDICTS, read_table
 from hacrl_core.errors import ConfigError
 from hacrl_core.printable import printable
 
@@ -39,7 +39,8 @@ def show_rollouts(
             raise ConfigError(f"agent {name}: not in campaign {config.name}; its agents are {', '.join(config.agents)}")
     if verdict is not None and verdict not in STYLES:
         raise ConfigError(f"--verdict {verdict}: not a verdict; choose one of {', '.join(STYLES)}")
-    entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if not e.variant}
+    wanted = ("", "answers")
+    entries = {(e.stage, e.agent, e.iteration): e for e in read_entries(folder) if e.variant in wanted}
     chosen = _iteration(entries, iteration, config)
     store = open_store(home.store)
     asked = _table(store, entries["sample", "", chosen], PROMPTS)
@@ -67,9 +68,9 @@ def responses_of(
     credits = {a: _credit(store, entries, a, iteration) for a in learners or agents}
     groups: dict[str, list[dict[str, Any]]] = {}
     for sampler in agents:
-        if not {("generate", sampler, iteration), ("verify", sampler, iteration)} <= entries.keys():
+        rows = _written_by(store, entries, sampler, iteration)
+        if not rows or ("verify", sampler, iteration) not in entries:
             continue
-        rows = _table(store, entries["generate", sampler, iteration], ROLLOUTS)
         verdicts = {v["rollout_id"]: v for v in _table(store, entries["verify", sampler, iteration], VERDICTS)}
         relevant = credits if learners else {sampler: credits[sampler]}
         for row in rows:
@@ -77,6 +78,14 @@ def responses_of(
             row.update(verdict=verdicts[row["rollout_id"]]["verdict"], credits=known)
             groups.setdefault(row["prompt_id"], []).append(row)
     return groups
+
+
+def _written_by(store: Store, entries: Mapping[Any, Entry], agent: str, iteration: int) -> list[dict[str, Any]]:
+    """Return an agent's responses; of another party's agent, what it has shared."""
+    if own := entries.get(("generate", agent, iteration)):
+        return _table(store, own, ROLLOUTS)
+    shared = entries.get(("share", agent, iteration))
+    return [{**row, "agent_id": agent} for row in _table(store, shared, ANSWERS)] if shared else []
 
 
 def _credit(store: Store, entries: Mapping[Any, Entry], learner: str, iteration: int) -> dict[str, dict[str, Any]]:

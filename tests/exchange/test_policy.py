@@ -168,6 +168,21 @@ def test_every_object_with_both_settings(campaign: tuple[Path, dict[str, str]]) 
 
 
 @pytest.mark.exchange
+def test_a_party_can_read_what_its_agents_learn_from(campaign: tuple[Path, dict[str, str]]) -> None:
+    folder, _ = campaign
+    texts = pq.read_table(folder / "bucket/exchange/tiny/south/000000/ben.answers.parquet").to_pylist()
+    shown = CliRunner().invoke(
+        app,
+        ["rollouts", "tiny", "--agent", "ben", "--learner", "ada", "--prompts", "99", "--home", str(folder / "north")],
+        env={"COLUMNS": "500"},
+    )
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.stdout.splitlines() if line.startswith("│  ben ")]
+    # Each line has a verdict, the advantage that ada gives it, and how often the text came.
+    assert sum(int(row[4]) for row in rows) == len(texts)
+
+
+@pytest.mark.exchange
 def test_another_party_gets_the_tokenizer_with_its_signature_checked(campaign: tuple[Path, dict[str, str]]) -> None:
     folder, _ = campaign
 
