@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.agents.find import version_files
 from flows.home import Home as HomeFolder
-from flows.record.history import ANSWERING, History, last, read_history, state_of
+from flows.record.history import History, last, read_history, state_of
 from flows.record.record import campaign_folders, find_campaign
 from hacrl_core.artifacts import open_store
 from hacrl_core.contracts.tables import NEWEST, SCHEMAS, TableSchema, read_table
@@ -198,8 +198,8 @@ class Campaign:
             if (e := f.entry).stage == _STAGE_OF[name]
             and agent in (None, e.agent)
             and iteration in (None, f.step)
-            # Answers that were given again count, and not those before.
-            and not (e.variant and e.stage in ANSWERING)
+            # Answers that were given again count, and not those before; scores are the learner's, not its reference's.
+            and (not e.variant or e.stage == "evaluate")
         ]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_schema(name).fields.names)
 

@@ -60,7 +60,12 @@ def test_credit_and_scores_name_the_learner(campaign):
     credit = campaign.credit(2, agents[1])
     assert set(credit["learner"]) == {agents[1]}
     assert set(credit["sampler"]) == set(agents)
-    assert set(campaign.scores(2)["learner"]) == set(agents)
+    scores = campaign.scores(2)
+    assert set(scores["learner"]) == set(agents)
+    # Each response once for each learner: the first version's log-probs, which measure KL, are not among them.
+    assert not scores.duplicated(["learner", "rollout_id"]).any()
+    assert len(scores) == len(agents) * len(campaign.rollouts(2))
+    assert "benchmark" not in scores.columns
 
 
 def test_metrics_and_accuracies_are_those_of_the_manifests(seen, campaign):
