@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mlflow.exceptions import MlflowException
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from flows.record.history import History
 from flows.record.record import ORIGINS, Entry
 from flows.tracking.models import LoggedModels, Version
+from flows.tracking.store_scheme import SCHEME
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.contracts.manifest import Manifest
 from hacrl_core.errors import ArtifactError
 
-SCHEME = "hacrl-store"
 # Accuracy, milliseconds since the epoch, digest of the problems.
 Measured = tuple[float, int, str]
 # Iterations without an evaluation after which versions are registered all the same.
@@ -30,16 +29,6 @@ PATIENCE = 10
 _PAGE = 1000
 # The logged model has all tags; a version's page has room for few.
 _OF_A_VERSION = ("hacrl.version", "hacrl.key", "hacrl.content", "hacrl.parent")
-
-
-class StoreRepository(LocalArtifactRepository):
-    """A folder of the store under a scheme that MLflow's servers accept; they refuse plain paths.
-
-    The folder is found only where the store is mounted.
-    """
-
-    def __init__(self, artifact_uri: str, *args: Any, **more: Any) -> None:
-        super().__init__(artifact_uri.removeprefix(f"{SCHEME}://"), *args, **more)
 
 
 class Registry:

@@ -3,6 +3,8 @@
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +13,7 @@ from flows.home import Home
 from flows.record.history import History
 from flows.record.record import read_campaign, read_entries
 from flows.tracking.projection import Projection
-from flows.tracking.registry import SCHEME, StoreRepository
+from flows.tracking.store_scheme import SCHEME
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.store import COLLECTED
 
@@ -206,10 +208,19 @@ def test_numbers_agree_with_versions_where_some_were_never_kept(own, tracked):
 
 
 def test_a_server_gets_a_source_that_it_accepts(tmp_path):
-    """MLflow's servers refuse plain paths. Ours has a scheme that a repository reads where the store is mounted."""
+    """MLflow's servers refuse plain paths. Ours has a scheme that a repository reads where the store is mounted.
+
+    In a process of its own that imports our module first: MLflow, which that module imports, looks it up in the middle.
+    """
     (tmp_path / "config.json").write_text("{}")
-    repository = StoreRepository(f"{SCHEME}://{tmp_path}")
-    assert [found.path for found in repository.list_artifacts()] == ["config.json"]
+    script = (
+        "import sys, flows.tracking.registry\n"
+        "from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository\n"
+        "print([found.path for found in get_artifact_repository(sys.argv[1]).list_artifacts()])"
+    )
+    command = [sys.executable, "-W", "error:Failure attempting to register", "-c", script, f"{SCHEME}://{tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "['config.json']\n", done.stderr
 
 
 def test_campaign_config_is_the_one_recorded(tracked):
