@@ -96,7 +96,7 @@ def _lengths(seen: Sequence[FinishedStage], rates: Rates) -> dict[str, dict[str,
 
 
 def _factors(seen: Sequence[FinishedStage], tasks: Sequence[Task], work: Workload, rates: Rates) -> dict[str, float]:
-    """Return measured over computed seconds by stage, agent and variant: the median over the iterations.
+    """Return measured over computed seconds by stage, agent and variant: the lower quartile over the iterations.
 
     The first iteration also loads what the later ones find warm, so it counts only where it is the only one.
     """
@@ -110,7 +110,7 @@ def _factors(seen: Sequence[FinishedStage], tasks: Sequence[Task], work: Workloa
     factors = {}
     for name, pairs in ratios.items():
         later = [ratio for number, ratio in pairs if number > min(n for n, _ in pairs)]
-        factors[name] = max(statistics.median(later or [ratio for _, ratio in pairs]), 1e-9)
+        factors[name] = max(_undisturbed(later or [ratio for _, ratio in pairs]), 1e-9)
     return factors
 
 
@@ -120,7 +120,8 @@ def _overhead(seen: Sequence[FinishedStage], tasks: Sequence[Task], work: Worklo
     if len(ends) < 3:
         return 0.0
     simulation = simulate(tasks, work, rates)
-    missing = _typical_gap(ends, 1) - _typical_gap(simulation.iteration_ends(), 1)
+    # The fastest one: a server that starts and a diagnosis after the third iteration delay the others.
+    missing = min(_gaps(ends, 1)) - _typical_gap(simulation.iteration_ends(), 1)
     calls = len(simulation.critical_path(len(ends) - 1))
     return max(0.0, missing / max(calls, 1))
 
@@ -137,5 +138,14 @@ def _ends(finished: Sequence[FinishedStage]) -> list[float]:
 
 def _typical_gap(ends: Sequence[float], first: int) -> float:
     """Return the median distance between the ends of an iteration and the one before, from iteration ``first`` on."""
-    gaps = [b - a for a, b in pairwise(ends[max(first - 1, 0) :])]
+    gaps = _gaps(ends, first)
     return statistics.median(gaps) if gaps else 0.0
+
+
+def _gaps(ends: Sequence[float], first: int) -> list[float]:
+    return [b - a for a, b in pairwise(ends[max(first - 1, 0) :])]
+
+
+def _undisturbed(values: Sequence[float]) -> float:
+    """Return the lower quartile: a disturbance only makes things slower, and the first iterations have most of them."""
+    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
