@@ -3,7 +3,8 @@
 docs/results.md is about the pair that was taught the same lessons (even.yaml), docs/results/complementary.md about the
 pair with opposite strengths (main.yaml and what follows it). A page is written if its sweep has results.
 
-``python docs/results/build/page.py --home HOME``; ``make reproduce`` runs the sweeps first.
+``python docs/results/build/page.py --home HOME``; ``make reproduce`` runs the sweeps first. ``--only even-longer
+switches`` writes the tables and pictures of these sweeps alone, for a home that has no others.
 """
 
 import argparse
@@ -55,6 +56,8 @@ PAGES = {
     "complementary.md.j2": ("results/complementary.md", "main"),
     "shared-gspo.md.j2": ("shared-gspo.md", "confirm"),
 }
+# Sweeps that also have a table of greedy accuracies, their secondary outcome.
+GREEDY = ("even", "even-longer", "even-methods", "even-three", "switches", "even-resample")
 # Sweeps of one task and one set of seeds.
 MAIN_TASK = ("main", "ablations", "extensions", "rivals", "alpha")
 HERE = Path(__file__).resolve().parent
@@ -218,10 +221,11 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=None)
     parser.add_argument("--sweeps", type=Path, default=Path("configs/sweeps"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--only", nargs="+", choices=SWEEPS, default=SWEEPS)
     options = parser.parse_args()
     home = Home.find(options.home)
-    reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in SWEEPS}
-    for name in ("even", "even-longer"):
+    reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in options.only}
+    for name in set(GREEDY) & set(options.only):
         greedy = load_sweep(options.sweeps / f"{name}.yaml", ["benchmark=greedy"])
         reports[f"{name}-greedy"] = make_report(greedy, home.root)
     write_page({name: report for name, report in reports.items() if report.results}, options.docs)
