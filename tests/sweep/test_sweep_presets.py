@@ -24,7 +24,8 @@ def test_every_preset_loads(path):
     sweep = load_sweep(path)
     assert sweep.config.compared_with in sweep.variants
     assert len({c.label for c in sweep.cells}) == len(sweep.cells)
-    assert len(sweep.config.seeds) >= {"tuning": 2, "cosine": 4, "even-tuning": 3, "arena": 2}.get(path.stem, 5)
+    few = {"tuning": 2, "cosine": 4, "even-tuning": 3, "arena": 2, "real": 3}
+    assert len(sweep.config.seeds) >= few.get(path.stem, 5)
 
 
 def test_comparisons_do_not_use_the_seeds_of_tuning_and_tuning_is_gspo_alone():
@@ -94,6 +95,22 @@ def test_three_agents_have_a_rival_with_as_many_answers_and_updates():
         # Answers in an update, and answers that a learner learns from in an iteration.
         assert config.minibatch_size("ada") * answers == 96
         assert config.prompts_per_iteration * answers == 24 * 8 * (1 if name == "gspo" else 3)
+
+
+def test_real_models_are_compared_as_their_protocol_says():
+    sweep = load_sweep(FOLDER / "real.yaml")
+    assert sweep.config.seeds == (401, 402, 403)
+    assert sweep.variants == ["gspo", "hacpo", "shared_gspo"]
+    first = sweep.cells[0].config
+    assert (first.iterations, first.prompts_per_iteration, first.group_size) == (3, 6, 4)
+    for cell in sweep.cells:
+        # Methods differ in their objective alone.
+        assert (cell.config.agents, cell.config.update, cell.config.evaluate) == (
+            first.agents,
+            first.update,
+            first.evaluate,
+        )
+        assert cell.config.preset == cell.variant
 
 
 @pytest.mark.parametrize("pair", PAIRS)
