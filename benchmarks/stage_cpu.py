@@ -2,8 +2,9 @@
 
     python -m benchmarks.stage_cpu FILE COMMAND …
 
-runs the command and writes twice a second how many CPU seconds its processes used: begin, end, seconds. A second run
-appends to FILE. ``by_stage`` joins the rows with the times of stages. It fits commands that run one stage at a time.
+runs the command and writes twice a second how many CPU seconds each of its processes used: begin, end, process and
+seconds. A second run appends to FILE. ``by_stage`` joins the rows with the times and processes of stages, which their
+manifests have. It fits commands whose processes run one stage at a time.
 """
 
 import csv
@@ -21,19 +22,21 @@ SECONDS = 0.5
 
 
 class Slice(NamedTuple):
-    """CPU seconds that were used between two times."""
+    """CPU seconds that a process used between two times."""
 
     begin: float
     end: float
+    process: str
     cpu: float
 
 
 class Ran(NamedTuple):
-    """When a stage ran."""
+    """When and in which process a stage ran."""
 
     name: str
     begin: float
     end: float
+    process: str
 
 
 def by_stage(slices: Sequence[Slice], ran: Iterable[Ran]) -> dict[str, float]:
@@ -42,7 +45,7 @@ def by_stage(slices: Sequence[Slice], ran: Iterable[Ran]) -> dict[str, float]:
     for stage in ran:
         for s in slices:
             both = min(s.end, stage.end) - max(s.begin, stage.begin)
-            if both > 0:
+            if both > 0 and s.process == stage.process:
                 share = s.cpu * both / (s.end - s.begin)
                 found[stage.name] = found.get(stage.name, 0.0) + share
                 found[""] -= share
@@ -52,7 +55,7 @@ def by_stage(slices: Sequence[Slice], ran: Iterable[Ran]) -> dict[str, float]:
 def read(file: Path) -> list[Slice]:
     """Read what earlier runs wrote."""
     with file.open() as lines:
-        return [Slice(*(float(value) for value in row)) for row in csv.reader(lines)]
+        return [Slice(float(begin), float(end), pid, float(cpu)) for begin, end, pid, cpu in csv.reader(lines)]
 
 
 def _used(root: psutil.Process) -> dict[int, float]:
@@ -78,14 +81,18 @@ def main() -> int:
                 used = _used(root)
             except psutil.Error:
                 break
-            new = sum(max(0.0, cpu - known.get(pid, 0.0)) for pid, cpu in used.items())
-            known, begin, last, total = {**known, **used}, last, time.time(), total + new
-            print(f"{begin:.3f},{last:.3f},{new:.3f}", file=out, flush=True)
+            begin, last = last, time.time()
+            for pid, cpu in used.items():
+                new = max(0.0, cpu - known.get(pid, 0.0))
+                total += new
+                if new > 0:
+                    print(f"{begin:.3f},{last:.3f},{pid},{new:.3f}", file=out, flush=True)
+            known |= used
         code = child.wait()
         # What processes used after they were last looked at.
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         rest = max(0.0, spent.ru_utime + spent.ru_stime - total)
-        print(f"{last:.3f},{time.time():.3f},{rest:.3f}", file=out)
+        print(f"{last:.3f},{time.time():.3f},,{rest:.3f}", file=out)
     return code
 
 

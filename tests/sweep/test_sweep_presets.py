@@ -102,7 +102,7 @@ def test_real_models_are_compared_as_their_protocol_says():
     assert sweep.config.seeds == (401, 402, 403)
     assert sweep.variants == ["gspo", "hacpo", "shared_gspo"]
     first = sweep.cells[0].config
-    assert (first.iterations, first.prompts_per_iteration, first.group_size) == (3, 6, 4)
+    assert (first.iterations, first.prompts_per_iteration, first.group_size) == (3, 4, 4)
     for cell in sweep.cells:
         # Methods differ in their objective alone.
         assert (cell.config.agents, cell.config.update, cell.config.evaluate) == (
