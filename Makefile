@@ -69,10 +69,10 @@ arena: setup  ## A quick look at seven ways of learning from each other: one tas
 # A run that is stopped leaves complete seeds of the sweeps that came first.
 reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/results.md; hours, resumable
 	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha even-methods switches even-resample even-three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
-	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/readme_picture.py
+	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
 
 results: setup  ## The pages of results again, from the store alone
-	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/readme_picture.py
+	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
 
 # Types take a minute of one core in a fresh clone: they are checked beside the tests and told behind them.
 test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores

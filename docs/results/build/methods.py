@@ -1,0 +1,285 @@
+"""Write docs/results/methods.md and its picture: every method and single switches on the pair that was taught the same.
+
+python docs/results/build/methods.py
+
+Everything on this page is exploratory: no claim was written down before, and intervals are single ones. All numbers
+come from the committed cells of even.yaml, even-methods.yaml, switches.yaml, even-resample.yaml and even-three.yaml.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from readme_picture import RESULTS
+
+from flows.sweep.statistics import Difference, compare_seeds
+
+PAGE, PICTURE = RESULTS / "methods.md", RESULTS / "methods.png"
+# What a method is called on the page, and in one clause what it does with the others' answers.
+METHODS = {
+    "gspo": ("GSPO", "does not read them"),
+    "gspo_x2": ("GSPO×2", "samples twice as many of its own instead"),
+    "hacpo": ("HACPO", "window, damping by the ratio, capability-aware advantages"),
+    "shared_gspo": ("shared GSPO", "GSPO's clip around the ratio to the sampler"),
+    "naive": ("Naive (SAPO)", "as if they were its own"),
+    "raft_foreign": ("RAFT", "successes with their advantage and no ratio, failures not at all"),
+    "topr": ("TOPR", "successes without a ratio, failures with a ratio of at most 1"),
+    "cispo": ("CISPO", "a ratio of at most 1 as a constant weight"),
+    "luffy": ("LUFFY", "π / (π + 0.1) instead of a ratio"),
+    "prp": ("PRP", "one group of everybody's answers, clip from 0.8 to 1.28"),
+    "xgrpo": ("XGRPO", "only their rewards: they join the baseline of its own answers"),
+    "sgt": ("SGT", "successes as texts to imitate where it has none of its own"),
+    "pessimistic": ("HACPO, pessimistic", "as HACPO, the smaller of clipped and unclipped gain"),
+    "calibrated": ("HACPO, calibrated", "a window that lets half of them through"),
+}
+# Switch → its name and the variant that it is one setting away from.
+SWITCHES = {
+    "alpha_minus_1": ("α = -1", "hacpo"),
+    "alpha_minus_half": ("α = -0.5", "hacpo"),
+    "alpha_0": ("α = 0", "hacpo"),
+    "length_of_sampler": ("one length for the ratio: the sampler's", "hacpo"),
+    "length_of_learner": ("one length for the ratio: the learner's", "hacpo"),
+    "mixed": ("own and foreign answers mixed in a minibatch", "hacpo"),
+    "replay": ("foreign successes of the last 2 iterations again", "hacpo"),
+    "shared_gspo_capped": ("foreign failures with a ratio of at most 1", "shared_gspo"),
+    "shared_gspo_replay": ("foreign successes of the last 2 iterations again", "shared_gspo"),
+    "shared_gspo_mixed": ("own and foreign answers mixed in a minibatch", "shared_gspo"),
+}
+# Method → seed → the mean of all agents.
+Ends = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one or several sweeps: both outcomes and what was seen on the way."""
+
+    sampled: Ends
+    greedy: Ends
+    silent: Mapping[str, float]
+    responses: Mapping[str, float]
+
+    def difference(self, method: str, to: str, *, greedy: bool = False) -> Difference | None:
+        """Return how much higher a method ends than another, paired by seed; None without common seeds."""
+        ends = self.greedy if greedy else self.sampled
+        return compare_seeds(ends[method], ends[to]) if method in ends and to in ends else None
+
+    def seeds(self) -> list[int]:
+        """Return the seeds that every method has."""
+        return sorted(set.intersection(*(set(seeds) for seeds in self.sampled.values())))
+
+
+def read_cells(*sweeps: str, folder: Path = RESULTS) -> Cells | None:
+    """Read sweeps of one task. A cell that two of them have must have ended alike; None if none is committed."""
+    there = [sweep for sweep in sweeps if (folder / f"{sweep}-cells.csv").exists()]
+    if not there:
+        return None
+    rows = [row for sweep in there for row in _rows(folder / f"{sweep}-cells.csv")]
+    greedy = [row for sweep in there for row in _rows(folder / f"{sweep}-greedy-cells.csv")]
+    return Cells(_ends(rows), _ends(greedy), _means(rows, "no_signal"), _means(rows, "responses"))
+
+
+def _ends(rows: Sequence[Mapping[str, str]]) -> Ends:
+    found: dict[tuple[str, int, str], float] = {}
+    for row in rows:
+        key, value = (row["variant"], int(row["seed"]), row["agent"]), float(row["after"])
+        if found.setdefault(key, value) != value:
+            raise ValueError(
+                f"{key}: two sweeps of one task ended at {found[key]} and {value}; run both on one machine"
+            )
+    ends: dict[str, dict[int, list[float]]] = {}
+    for (method, seed, _), value in found.items():
+        ends.setdefault(method, {}).setdefault(seed, []).append(value)
+    return {m: {seed: float(np.mean(values)) for seed, values in seeds.items()} for m, seeds in ends.items()}
+
+
+def _means(rows: Sequence[Mapping[str, str]], column: str) -> Mapping[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row[column]:
+            found.setdefault(row["variant"], []).append(float(row[column]))
+    return {method: float(np.mean(values)) for method, values in found.items()}
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def limited(cells: Cells, seeds: Sequence[int]) -> Cells:
+    """Return the cells of some seeds, so that rows of one table have the same ones."""
+    sampled, greedy = (
+        {m: {s: v for s, v in values.items() if s in seeds} for m, values in ends.items()}
+        for ends in (cells.sampled, cells.greedy)
+    )
+    return Cells(sampled, greedy, cells.silent, cells.responses)
+
+
+def said(d: Difference | None) -> str:
+    """Write a difference in points with its interval and the seeds in which it is positive."""
+    if d is None:
+        return ""
+    interval = f" ({100 * d.low:+.1f} to {100 * d.high:+.1f})" if np.isfinite(d.low) else ""
+    return f"{100 * d.mean:+.1f}{interval}, {d.higher}/{d.seeds}"
+
+
+def methods_table(cells: Cells) -> str:
+    """Write a row for each method, the highest reward first."""
+    there = [m for m in METHODS if m in cells.sampled]
+    order = sorted(there, key=lambda m: -float(np.mean(list(cells.sampled[m].values()))))
+    lines = [
+        "| method | the others' answers | reward | over GSPO | over GSPO×2 | greedy, over GSPO | without signal |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for m in order:
+        label, what = METHODS[m]
+        over = ["" if m == to else said(cells.difference(m, to)) for to in ("gspo", "gspo_x2")]
+        greedy = "" if m == "gspo" else said(cells.difference(m, "gspo", greedy=True))
+        reward = f"{100 * np.mean(list(cells.sampled[m].values())):.1f}"
+        lines.append(f"| {label} | {what} | {reward} | {over[0]} | {over[1]} | {greedy} | {cells.silent[m]:.2f} |")
+    return "\n".join(lines)
+
+
+def switches_table(cells: Cells) -> str:
+    """Write a row for each switch: the difference to the method without it."""
+    lines = ["| method | switch | reward | greedy |", "|---|---|--:|--:|"]
+    for variant, (label, base) in SWITCHES.items():
+        if variant in cells.sampled:
+            both = [said(cells.difference(variant, base, greedy=greedy)) for greedy in (False, True)]
+            lines.append(f"| {METHODS[base][0]} | {label} | {both[0]} | {both[1]} |")
+    return "\n".join(lines)
+
+
+def plain_table(cells: Cells, labels: Mapping[str, str], rivals: Sequence[str]) -> str:
+    """Write a row for each variant: its end, what it sampled, and its differences to some others."""
+    head = [f"over {labels[rival]}" for rival in rivals] + [f"greedy, over {labels[rival]}" for rival in rivals]
+    lines = ["| method | reward | responses of an agent | " + " | ".join(head) + " |"]
+    lines.append("|---" + "|--:" * (len(head) + 2) + "|")
+    for m, label in labels.items():
+        if m in cells.sampled:
+            over = [
+                "" if m == to else said(cells.difference(m, to, greedy=greedy))
+                for greedy in (False, True)
+                for to in rivals
+            ]
+            reward = f"{100 * np.mean(list(cells.sampled[m].values())):.1f}"
+            lines.append(f"| {label} | {reward} | {cells.responses[m]:,.0f} | " + " | ".join(over) + " |")
+    return "\n".join(lines)
+
+
+def draw(cells: Cells, switches: Cells | None, file: Path = PICTURE) -> None:
+    """Draw the difference of every method to GSPO, and of every switch to the method without it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    methods = [(METHODS[m][0], d) for m in METHODS if m != "gspo" and (d := cells.difference(m, "gspo"))]
+    panels = [("Every method: points over GSPO", sorted(methods, key=lambda row: -row[1].mean))]
+    if switches is not None:
+        rows = [(f"{METHODS[base][0]}: {label}", d) for v, (label, base) in SWITCHES.items()
+                if (d := switches.difference(v, base))]  # fmt: skip
+        panels.append(("Single switches: points over the method without", rows))
+    height = 1.2 + 0.32 * max(len(rows) for _, rows in panels)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(7.2 * len(panels), height), layout="constrained", squeeze=False
+    )
+    for axis, (title, rows) in zip(axes[0], panels, strict=True):
+        axis.axvline(0, color="#888888", linewidth=1)
+        for at, (_, d) in enumerate(rows):
+            colour = "#8a8a8a" if not d.excludes_zero else "#0072b2" if d.mean > 0 else "#d55e00"
+            axis.plot([100 * d.low, 100 * d.high], [at, at], color=colour, linewidth=2)
+            axis.plot(100 * d.mean, at, "o", color=colour)
+        axis.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axis.invert_yaxis()
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.set_xlabel("points of held-out reward, 95 % interval")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    figure.savefig(file, dpi=120, metadata={"Software": None})
+    plt.close(figure)
+
+
+def page(folder: Path = RESULTS) -> str | None:
+    """Write the page; None while the methods have not run."""
+    methods = read_cells("even", "even-methods", folder=folder)
+    if methods is None or "topr" not in methods.sampled:
+        return None
+    seeds = methods.seeds()
+    parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds)), NOTE]
+    switches = read_cells("even", "switches", folder=folder)
+    if switches is not None and "alpha_0" in switches.sampled:
+        parts += [SWITCHED, switches_table(switches)]
+    resample = read_cells("even-resample", folder=folder)
+    if resample is not None:
+        labels = {"gspo": "GSPO", "gspo_resample": "GSPO, prompts without signal again"}
+        parts += [RESAMPLED, plain_table(resample, labels, ("gspo",))]
+    three = read_cells("even-three", folder=folder)
+    if three is not None:
+        labels = {"gspo": "GSPO", "gspo_x3": "GSPO×3", "hacpo": "HACPO", "shared_gspo": "shared GSPO"}
+        parts += [THREE, plain_table(three, labels, ("gspo", "gspo_x3"))]
+    return "\n".join([*parts, BOTTOM])
+
+
+TOP = """# Every method, and single switches
+
+How do the other ways of learning from each other end on the pair that was [taught the same](../results.md)? Nothing
+here was claimed before it ran: the page is for looking, not for showing. Intervals are single ones at 95 %, without a
+correction for their number.
+
+![Every method against GSPO, every switch against its method](methods.png)
+
+## Every method
+
+After 20 iterations, {seeds} seeds ({first} to {last}), the mean of both agents. *Reward* is the share of right answers
+at temperature 1 on 2400 held-out problems, in percent; differences are in points, paired by seed, with their interval
+and the number of seeds in which they are positive.
+"""
+NOTE = """
+The first five methods of even.yaml have a learning rate that was tuned for each. The others have 1e-4, which four of
+those five were tuned to, and were not tuned themselves: a method that ends low here may do better at another rate.
+*Without signal*: the share of prompts whose answers, all that the learner may learn from, are all right or all wrong.
+"""
+SWITCHED = """
+## Single switches
+
+Each row changes one setting of HACPO (α = 1, each agent's own length in the ratio, foreign minibatches behind own ones)
+or of shared GSPO. The differences are to the method without the switch.
+"""
+RESAMPLED = """
+## Answering prompts without signal again
+
+GSPO alone, with one more set of answers for each prompt whose answers were all right or all wrong. It samples more than
+GSPO does, so it has to be worth its answers.
+"""
+THREE = """
+## Three agents
+
+A third agent, taught the same, joins; everybody's answers to a prompt stand in one minibatch, and every update has 96
+answers. The fair rival is GSPO×3, which samples as many answers as three agents share.
+"""
+BOTTOM = """
+## Where the numbers come from
+
+The cells are `even-cells.csv`, `even-methods-cells.csv`, `switches-cells.csv`, `even-resample-cells.csv` and
+`even-three-cells.csv` in the folder `docs/results`, each with a twin for greedy answers. `hacrl sweep
+configs/sweeps/NAME.yaml` runs them, `make results` writes this page. [Algorithm](../algorithm.md) has every method's
+equation and source.
+"""
+
+
+def main() -> None:
+    """Write page and picture, if the cells are there."""
+    text = page()
+    if text is None:
+        print("no cells of even-methods.yaml: docs/results/methods.md is not written")
+        return
+    methods = read_cells("even", "even-methods")
+    assert methods is not None
+    draw(limited(methods, methods.seeds()), read_cells("even", "switches"))
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
