@@ -215,8 +215,8 @@ def greedy(folder: Path = RESULTS) -> str:
     d = ends.difference(SHARING, ALONE)
     alone, sharing = (100 * np.mean(list(ends.after[method].values())) for method in (ALONE, SHARING))
     said = (
-        f"**Greedy answers**, the secondary outcome, say something else: {sharing:.1f} % are right under shared GSPO after "
-        f"{LATE} iterations and {alone:.1f} % under GSPO, a lead of {_difference(d)}. It was not one of the claims."
+        f"**Greedy answers**, the secondary outcome, say something else: {sharing:.1f} % are right under shared GSPO "
+        f"after {LATE} iterations and {alone:.1f} % under GSPO, a lead of {_difference(d)}. It was not one of the claims."
     )
     return textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
@@ -237,9 +237,10 @@ def sentence(run: Run | None) -> str:
     said = {"yes": "the lead shrinks", "no": "the lead grows", "no difference": "the lead stays within a point"}
     fewer = {"yes": "its answers become less diverse", "no": "its answers stay more diverse"}
     found = said.get(shrinks.answer, "whether the lead shrinks is not shown")
+    by_greedy = 100 * read_ends("even-longer-greedy").difference(SHARING, ALONE).mean
     return (
         f"{lead}{found}, and {fewer.get(entropy.answer, 'a loss of diversity is not shown')}. By greedy answers, the "
-        f"secondary outcome, it leads by {100 * read_ends('even-longer-greedy').difference(SHARING, ALONE).mean:.1f} points."
+        f"secondary outcome, it leads by {by_greedy:.1f} points."
     )
 
 
