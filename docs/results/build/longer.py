@@ -216,7 +216,7 @@ def greedy(folder: Path = RESULTS) -> str:
     alone, sharing = (100 * np.mean(list(ends.after[method].values())) for method in (ALONE, SHARING))
     said = (
         f"**Greedy answers**, the secondary outcome, say something else: {sharing:.1f} % are right under shared GSPO "
-        f"after {LATE} iterations and {alone:.1f} % under GSPO, a lead of {_difference(d)}. It was not one of the claims."
+        f"after {LATE} iterations and {alone:.1f} % under GSPO, a lead of {_difference(d)}. It was no claim."
     )
     return textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
