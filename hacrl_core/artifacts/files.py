@@ -13,6 +13,10 @@ from typing import IO, Any
 _THREADS = 8
 # A file that is still being written is sent to the disk in steps of this size.
 _SYNC_BYTES = 256 << 20
+# One write call for all, as libraries have it, puts large pages into the page cache, and on a machine with fragmented
+# memory the kernel first has to move others out of the way. Pieces of 128 KiB took 1.4 ms for 3.5 MB where one call
+# took 42 (Linux 6.18, ext4).
+_WRITE_BYTES = 128 << 10
 # Below this, starting threads takes longer than hashing.
 _SMALL_BYTES = 1 << 20
 
@@ -66,8 +70,10 @@ class HashedFile:
     def write(self, piece: Any) -> None:
         """Append a piece, any bytes-like object."""
         hashed = self._threads.submit(self._digest.update, piece)
-        self._file.write(piece)
-        self._unsynced += memoryview(piece).nbytes
+        content = memoryview(piece).cast("B")
+        for start in range(0, len(content), _WRITE_BYTES):
+            self._file.write(content[start : start + _WRITE_BYTES])
+        self._unsynced += len(content)
         if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
             self._unsynced = 0
             self._syncing = self._threads.submit(os.fdatasync, self._file.fileno())

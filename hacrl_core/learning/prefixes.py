@@ -6,7 +6,8 @@ sequences: the nodes' queries, keys and values are laid out as rows, attended to
 from one of the rows it stands in.
 
 The model's own code runs; only its attention function is replaced, through the interface that ``transformers`` has for
-it. Whether a model bears that is proved on its own forward, once per model.
+it. Whether a model bears that is proved on its own forward, once per model. Small Llama-style models and short rows run
+through `hacrl_core.learning.lean` instead.
 """
 
 import weakref
@@ -21,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hacrl_core.learning.fused.head import hidden_states
+from hacrl_core.learning.lean import depends_on_prefixes, lean_states, runs_lean
 from hacrl_core.learning.sequences import Microbatch, Tree, prefix_tree
 
 _NAME = "hacrl_shared_prefixes"
@@ -29,6 +31,8 @@ _TOLERANCE = 1e-5  # relative to the largest hidden state, float32
 
 def response_states(model: PreTrainedModel, batch: Microbatch) -> Tensor:
     """Last hidden states [R, H] of the positions that predict a response token."""
+    if runs_lean(model, batch):
+        return lean_states(model, batch)
     device = next(model.parameters()).device
     positions_R = torch.from_numpy(batch.positions_R).to(device, non_blocking=True)
     if batch.tree is None:
@@ -49,20 +53,11 @@ def shares_prefixes(model: PreTrainedModel) -> bool:
     Not on CUDA, where nobody has measured it, nor below float32.
     """
     if model not in _proved:
-        _proved[model] = _eligible(model) and _probe(model)
+        _proved[model] = depends_on_prefixes(model) and _probe(model)
     return _proved[model]
 
 
 _proved: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
-
-
-def _eligible(model: PreTrainedModel) -> bool:
-    """Windows and recurrent layers look at neighbours by place: a short probe would not find them out."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    windowed = any(kind != "full_attention" for kind in kinds) if kinds else getattr(config, "sliding_window", None)
-    first = next(model.parameters())
-    return first.device.type == "cpu" and first.dtype == torch.float32 and not windowed
 
 
 @torch.no_grad()

@@ -82,8 +82,8 @@ class Trainer:
             if config.lora
             else None
         )
-        self._names = [name for name, p in agent.model.named_parameters() if p.requires_grad]
-        self._parameters = [p for p in agent.model.parameters() if p.requires_grad]
+        trained = [(name, p) for name, p in agent.model.named_parameters() if p.requires_grad]
+        self._names, self._parameters = [name for name, _ in trained], [p for _, p in trained]
         with self._memory_explained():
             self._gradient = _one_buffer(self._parameters)
         self._optimizer = torch.optim.AdamW(
@@ -169,8 +169,8 @@ class Trainer:
         moments = [t for state in self._optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         with torch.no_grad():
             numbers = [t for t in (*self._parameters, *moments) if t.numel()]  # an empty one has no largest
-            largest = torch._foreach_norm(numbers, ord=math.inf)  # NaN if one of its numbers is
-        return bool(torch.isfinite(torch.stack([norm.cpu() for norm in largest])).all())
+            # Sums of squares are sixteen times faster than the largest, and overflow where that may be finite.
+            return _all_finite(torch._foreach_norm(numbers)) or _all_finite(torch._foreach_norm(numbers, ord=math.inf))
 
     def gives_finite(self, sequences: Sequence[TrainSequence], objective: Objective, steps: int) -> bool:
         """Whether loss and gradient of these sequences are finite under the weights of now; nothing is updated.
@@ -290,6 +290,11 @@ def exact_norm(flat: Tensor) -> float:
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
     rest = torch.linalg.vector_norm(flat[whole:]).view(1)
     return float(torch.linalg.vector_norm(torch.cat([blocks, rest]).cpu().double()))
+
+
+def _all_finite(norms: Sequence[Tensor]) -> bool:
+    """A norm is NaN if one of its numbers is."""
+    return bool(torch.isfinite(torch.stack([norm.cpu() for norm in norms])).all())
 
 
 def _one_buffer(parameters: Sequence[torch.nn.Parameter]) -> Tensor:

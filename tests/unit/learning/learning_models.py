@@ -43,6 +43,7 @@ def tiny_model(kind: str = "llama", *, tied: bool = False, **changes: object) ->
     else:
         classes = {
             "llama": transformers.LlamaConfig,
+            "mistral": transformers.MistralConfig,
             "qwen3": transformers.Qwen3Config,
             "gemma2": transformers.Gemma2Config,
             "gemma3": transformers.Gemma3TextConfig,
