@@ -6,6 +6,7 @@ writes to a log file in the home folder. It answers only who knows its password,
 in the environment of the campaign's own processes: a web page that finds the port can neither read nor command it.
 """
 
+import asyncio
 import gc
 import logging
 import os
@@ -19,8 +20,8 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ _NAMES = ("127.0.0.1", "localhost")
 told_gone = threading.Event()
 # The user's server, of which a temporary one must know nothing.
 _USERS_SERVER = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_PROFILE")
+# What nobody asks of a server without pages that ends with its campaign: automations, and streams for open pages.
+_SPARED = {
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_SERVER_EVENTS_STREAM_OUT_ENABLED": "false",
+    "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "false",
+}
+# How often the temporary server deletes events and flow runs that are past their time.
+VACUUM_SECONDS = 3600.0
 _CHANGED_VARIABLES = (*_USERS_SERVER, "PREFECT_HOME", "PREFECT_LOGGING_TO_API_ENABLED")
 
 
@@ -202,7 +211,7 @@ def start_process(port: int, log: Path, **environment: str) -> "subprocess.Popen
             stdin=subprocess.DEVNULL,
             # Ctrl-C in the terminal is for the campaign; the server ends after it.
             start_new_session=True,
-            env={**BOUNDED, **os.environ, **quiet, **environment},
+            env={**BOUNDED, **_SPARED, **os.environ, **quiet, **environment},
         )
 
 
@@ -228,6 +237,40 @@ def free_port() -> int:
         return port
 
 
+@asynccontextmanager
+async def keep_bounded(*worker: Any, **options: Any) -> AsyncIterator[None]:
+    """Delete old events and flow runs now and then, in place of Prefect's worker for background tasks.
+
+    That worker asks its queue some twenty times a second. Of its tasks a temporary server needs these two only: the
+    others serve deployments, automations and what a user deletes on the pages.
+    """
+    task = asyncio.create_task(_delete_what_is_old())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _delete_what_is_old() -> None:
+    from prefect.server.database import provide_database_interface
+    from prefect.server.services.db_vacuum import vacuum_old_events, vacuum_old_flow_runs
+    from prefect.settings import get_current_settings
+
+    # BOUNDED names both, unless the user's environment says otherwise.
+    wanted = get_current_settings().server.services.db_vacuum.enabled_vacuum_types
+    while True:
+        try:
+            database = provide_database_interface()
+            if "flow_runs" in wanted:
+                await vacuum_old_flow_runs(db=database)
+            if "events" in wanted:
+                await vacuum_old_events(db=database)
+        except Exception:
+            # The database may be busy; there is a next time.
+            logging.getLogger(__name__).exception("old events and flow runs were not deleted")
+        await asyncio.sleep(VACUUM_SECONDS)
+
+
 def main() -> None:
     """Run the temporary server; the arguments are its port and the process to end with."""
     port = int(sys.argv[1])
@@ -235,9 +278,11 @@ def main() -> None:
     # Read when prefect is imported.
     os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = own_origins(_NAMES, port)
     import uvicorn
-    from prefect.server.api.server import create_app
+    from prefect.server.api import server
 
-    app = answer_only_to(_NAMES, create_app())
+    prefects: Any = server
+    prefects.background_worker = keep_bounded
+    app = answer_only_to(_NAMES, server.create_app())
     # The garbage collector need not look through Prefect's modules again and again.
     gc.freeze()
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")

@@ -32,7 +32,10 @@ from stages.spec import Outcome, StageCall
 
 # The end of a campaign waits no longer than this for its pages.
 PATIENCE_SECONDS = 20.0
+# Progress and table are shown at most so often: no oftener than a hundredth of the run so far, within these bounds.
 UPDATE_SECONDS = 5.0
+MAX_UPDATE_SECONDS = 30.0
+UPDATES_SO_FAR = 100
 # How often bars and lines are sent.
 SEND_SECONDS = 1.0
 # A campaign that fails or is stopped waits no longer than this for its pages.
@@ -63,6 +66,7 @@ class PrefectView(Listener):
         # Key → id of the Prefect artifact.
         self._known: dict[str, Any] = {}
         self._pending = False
+        self._begun = time.monotonic()
         self._shown = float("-inf")
         self._lock = threading.Lock()
         self._timeline = Timeline()
@@ -103,8 +107,10 @@ class PrefectView(Listener):
     def iteration_finished(self, iteration: int) -> None:
         """Show the progress, at most every few seconds; what comes sooner is shown with the next, or at the end."""
         self._heard.iteration_finished(iteration)
+        now = time.monotonic()
+        pause = min(MAX_UPDATE_SECONDS, max(UPDATE_SECONDS, (now - self._begun) / UPDATES_SO_FAR))
         with self._lock:
-            if self._pending or time.monotonic() - self._shown < UPDATE_SECONDS:
+            if self._pending or now - self._shown < pause:
                 return
             self._pending = True
         self._queue.put(lambda: self._show_progress(iteration + 1))

@@ -2,14 +2,19 @@
 
 import base64
 import http.client
+import json
 import os
 import re
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -97,6 +102,48 @@ def test_a_socket_of_a_foreign_page_is_refused(api: Api) -> None:
     handshake = {**upgrade, "Sec-WebSocket-Key": base64.b64encode(b"0123456789abcdef").decode()}
     answer = api("GET", "/api/events/in", {**handshake, "Host": "evil.example", "Origin": FOREIGN})
     assert answer.status in (400, 403)
+
+
+def test_it_does_nothing_that_nobody_asked_for(api: Api) -> None:
+    connection = http.client.HTTPConnection(api.place, timeout=30)
+    connection.request("GET", "/api/admin/settings", headers=api.known)
+    server = json.loads(connection.getresponse().read())["server"]
+    assert server["services"]["triggers"]["enabled"] is False
+    assert server["events"]["stream_out_enabled"] is False
+    assert server["logs"]["stream_out_enabled"] is False
+    # What the run page is made of.
+    assert server["services"]["task_run_recorder"]["enabled"] is True
+    assert server["services"]["event_persister"]["enabled"] is True
+
+
+def test_events_past_their_time_are_deleted_and_younger_ones_stay(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's own worker, which does it every hour, does not run in the temporary server."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    path = tmp_path / "prefect" / "prefect.db"
+    path.parent.mkdir()
+    columns = "id, occurred, event, resource_id, resource, related, payload, received, recorded, updated, created"
+
+    def events() -> set[str]:
+        with closing(sqlite3.connect(path)) as database:
+            return {name for (name,) in database.execute("select event from events where event in ('old', 'young')")}
+
+    with closing(sqlite3.connect(api.home / "prefect" / "prefect.db")) as known, closing(sqlite3.connect(path)) as own:
+        known.backup(own)
+        for name, age in {"old": timedelta(days=3), "young": timedelta(hours=1)}.items():
+            at = f"{datetime.now(UTC) - age:%Y-%m-%d %H:%M:%S.%f}"
+            values = (str(uuid4()), at, name, "test", "{}", "[]", "{}", at, at, at, at)
+            own.execute(f"insert into events ({columns}) values ({', '.join('?' * len(values))})", values)
+        own.commit()
+    assert events() == {"old", "young"}
+    with prefect_api(Home(tmp_path)) as server:
+        assert server is not None
+        assert server.temporary
+        deadline = time.monotonic() + patience(30)
+        while "old" in events() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert events() == {"young"}
 
 
 def test_the_password_is_written_nowhere(api: Api) -> None:
