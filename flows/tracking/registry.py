@@ -59,6 +59,8 @@ class Registry:
             if finished.entry.stage == "evaluate" and finished.entry.agent in self._config.agents:
                 self._take(finished.entry, finished.manifest)
         self._waiting = 0
+        # Keys of versions whose files were collected, and of which MLflow has nothing any more.
+        self._gone: set[str] = set()
 
     def log(self, entries: Iterable[Entry]) -> None:
         """Take in new entries, and register versions when an evaluation is among them or many are waiting."""
@@ -74,10 +76,16 @@ class Registry:
                 self._take(entry, manifest)
                 evaluated = True
         if evaluated or self._waiting > PATIENCE * len(self._config.agents):
-            self.flush()
+            self._register_new()
 
     def flush(self) -> None:
         """Register new versions that have files, delete those that no longer have, and set the alias."""
+        # A version that was collected may have been made again.
+        self._gone.clear()
+        self._register_new()
+
+    def _register_new(self) -> None:
+        """Do so without looking again at versions that were collected: their number grows with the campaign."""
         self._waiting = 0
         self._models.make(self._new_versions())
         for agent, versions in self._versions.items():
@@ -85,12 +93,13 @@ class Registry:
                 continue
             model = self._model(agent)
             known = self._registered(model)
-            for number, (stage, key) in sorted(versions.items()):
+            for number, (stage, key) in sorted(self._present(versions).items()):
                 kept = self._is_kept(stage, key)
                 if kept and key not in known:
                     self._create(agent, number, stage, key)
                 elif not kept:
                     self._delete(model, key)
+                    self._gone.add(key)
             newest = versions[max(versions)]
             # MLflow's own @latest is the highest number, but a campaign may return to settings, and versions, that it
             # had before.
@@ -109,9 +118,12 @@ class Registry:
             for agent, versions in self._versions.items()
             if versions
             for known in [self._registered(self._model(agent))]
-            for number, (stage, key) in sorted(versions.items())
+            for number, (stage, key) in sorted(self._present(versions).items())
             if key not in known and self._is_kept(stage, key)
         ]
+
+    def _present(self, versions: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
+        return {number: version for number, version in versions.items() if version[1] not in self._gone}
 
     def _version(self, agent: str, number: int, stage: str, key: str) -> Version:
         manifest, folder = self._store.manifest(stage, key), self._store.folder(stage, key)
@@ -124,8 +136,9 @@ class Registry:
         if number == 0:
             return
         tags = version.tags
-        done = self._register(agent, number, model, tags)
         # Numbers of versions that are not kept are left out, so that number and iteration agree.
+        leave_out_numbers(self._client, name, number)
+        done = self._register(agent, number, model, tags)
         while int(done.version) < number:
             self._client.delete_model_version(name, done.version)
             done = self._register(agent, number, model, tags)
@@ -241,3 +254,26 @@ class Registry:
 
     def _number(self, entry: Entry) -> int:
         return (entry.iteration or 0) - self._config.agents[entry.agent].joins
+
+
+def leave_out_numbers(client: Any, name: str, number: int) -> None:
+    """Have the next version of a registered model get this number, where MLflow's database is opened from here.
+
+    MLflow counts up from the highest number, deleted versions included. So one row stands for all that are left out; a
+    server offers no such call, and each of them has to be created and deleted there.
+    """
+    from mlflow.entities.model_registry.model_version_stages import STAGE_DELETED_INTERNAL
+    from mlflow.store.model_registry.dbmodels.models import SqlModelVersion
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+
+    found = client._get_registry_client().store
+    if not isinstance(found, SqlAlchemyStore):
+        return
+    store: Any = found
+    model: Any = SqlModelVersion
+    with store.ManagedSessionMaker(read_only=False) as session:
+        rows = session.query(model.version).filter(model.name == name, *store._get_workspace_clauses(model))
+        highest = rows.order_by(model.version.desc()).limit(1).scalar() or 0
+        if highest < number - 1:
+            row = model(name=name, version=number - 1, current_stage=STAGE_DELETED_INTERNAL, source="")
+            session.add(store._with_workspace_field(row))
