@@ -135,10 +135,7 @@ class History:
     def mean_accuracy(self, agent: str) -> dict[int, float]:
         """Return the mean over the benchmarks by iterations done, where all of them have a result."""
         found = [dict(self.accuracy(agent, benchmark)) for benchmark in self.benchmarks]
-        if not found:
-            return {}
-        shared = set(found[0]).intersection(*found[1:])
-        return {int(step): statistics.fmean(points[step] for points in found) for step in sorted(shared)}
+        return mean_of_all([{int(step): value for step, value in points.items()} for points in found])
 
     def best(self, agent: str) -> int | None:
         """Return the version with the highest mean accuracy, the later of equals; None if none was evaluated."""
@@ -146,7 +143,7 @@ class History:
         known = {
             s - first: a for s, a in self.mean_accuracy(agent).items() if 0 <= s - first < len(self.versions[agent])
         }
-        return max(known, key=lambda index: (known[index], index)) if known else None
+        return best_of(known)
 
     # -- cost and time ---------------------------------------------------------------------------------------------
 
@@ -220,6 +217,19 @@ def state_of(history: History, folder: Path) -> str:
     if history.complete:
         return "complete" if grows_by(folder, history.config.iterations) is None else "idle"
     return "failed" if failure(folder) else "stopped"
+
+
+def mean_of_all(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean of several curves, where all of them have a value."""
+    if not found:
+        return {}
+    shared = set(found[0]).intersection(*found[1:])
+    return {step: statistics.fmean(points[step] for points in found) for step in sorted(shared)}
+
+
+def best_of(accuracy: Mapping[int, float]) -> int | None:
+    """Return the version with the highest accuracy, the later of equals; None if there is none."""
+    return max(accuracy, key=lambda number: (accuracy[number], number)) if accuracy else None
 
 
 def smooth(points: Points, width: int = 5) -> Points:

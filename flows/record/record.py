@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -120,10 +121,10 @@ class Record:
             self._remade = {**self._remade, key: other}
             replace_synced(self.folder / REMADE, json.dumps(self._remade, indent=1))
 
-    def entries(self) -> list[Entry]:
-        """Return the entries of this run, one for each label."""
+    def entries(self, after: int = 0) -> list[Entry]:
+        """Return the entries of this run, one for each label; ``after``: without the first so many."""
         with self._writing:
-            return list(self._now.values())
+            return list(islice(self._now.values(), after, None))
 
     def entries_since_last_call(self) -> list[Entry]:
         """Return the entries added since this method was called last."""

@@ -30,7 +30,7 @@ from flows.run.signals import raise_on_signals
 from flows.scheduling.api import forget_events, prefect_api
 from flows.stage_calls import StageCalls
 from flows.store.bucket import uploading
-from flows.store.gc import collector
+from flows.store.running import collector
 from flows.tracking.feed import Tracker
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from flows.tracking.system import SystemSampler

@@ -1,4 +1,4 @@
-"""Garbage collection: ``hacrl store gc``, and what a running campaign collects after each iteration.
+"""Garbage collection: ``hacrl store gc``. ``running.py`` has what a running campaign collects.
 
 To *collect* a version is to delete its files and keep its manifest: the campaign still counts as complete and is not
 run again. Garbage, which no record names, is deleted altogether.
@@ -9,7 +9,6 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.home import Home
-from flows.record.history import History
-from flows.record.record import ORIGINS, Entry, Record, is_running, read_campaign
-from flows.store.pins import read_pins
-from flows.store.survey import read_versions, recorded_campaigns, running_sweeps, survey, survey_campaign
+from flows.record.record import is_running, read_campaign
+from flows.store.survey import recorded_campaigns, running_sweeps, survey
 from flows.views.text import size_text
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.disk import is_disk_full
@@ -28,12 +25,9 @@ from hacrl_core.artifacts.locks import exclusive, release, try_exclusive
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.artifacts.removal import collect, last_used, remove, size_of
 from hacrl_core.artifacts.store import COLLECTED
-from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.operation import KeepConfig
 from hacrl_core.errors import ArtifactError, NewerArtifactError
 
-# Collecting takes at most one part in so many of a campaign's time.
-COLLECT_SHARE = 50
 LEFTOVERS = {
     "damaged": "was set aside as damaged",
     "partial": "unfinished work of a stage that has been published since",
@@ -234,60 +228,3 @@ def _ranges(numbers: list[str]) -> str:
         else:
             found.append([number, number])
     return ",".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
-
-
-# -- while a campaign runs ---------------------------------------------------------------------------------------------
-
-
-def collector(home: Home, store: Store, record: Record, warn: Callable[[str], None]) -> Callable[[int], None]:
-    """Return a function to call after each iteration; it collects the versions that the policy does not keep.
-
-    A campaign never fails because an old version could not be collected. It warns once. Looking through the versions
-    takes longer the more there are, so iterations are left out where it would take more than a small part of the time;
-    the last one never is.
-    """
-    warned = False
-    next_at = 0.0
-
-    def after(iteration: int) -> None:
-        nonlocal warned, next_at
-        if time.monotonic() < next_at and iteration + 1 < record.config.iterations:
-            return
-        begun = time.thread_time()
-        try:
-            collect_after_iteration(home, store, record.config, entries_until(record.entries(), iteration))
-        except Exception as problem:
-            if not warned:
-                warn(f"old versions could not be collected, the campaign goes on: {problem}")
-            warned = True
-        next_at = time.monotonic() + COLLECT_SHARE * (time.thread_time() - begun)
-
-    return after
-
-
-def entries_until(entries: list[Entry], iteration: int) -> list[Entry]:
-    """Return the entries of versions and their evaluations, without the versions of later iterations.
-
-    An agent that is ahead has such versions already. Others may still read its present one.
-    """
-    told = (*ORIGINS, "evaluate")
-    return [e for e in entries if e.stage in told or (e.stage == "update" and (e.iteration or 0) <= iteration)]
-
-
-def collect_after_iteration(home: Home, store: Store, config: CampaignConfig, entries: list[Entry]) -> int:
-    """Collect this campaign's versions that its policy does not keep and no other campaign needs.
-
-    Return the bytes freed. A version that is still to be evaluated is kept.
-    """
-    if config.keep is None:
-        return 0
-    own = home.campaign(config.name)
-    versions = read_versions(History(config, store, entries), config.keep, read_pins(own))
-    going = [v for v in versions if not v.kept and not store.is_collected(v.stage, v.key)]
-    if not going:
-        return 0
-    others: set[str] = set()
-    for folder in recorded_campaigns(home):
-        if folder != own:
-            others |= survey_campaign(home, store, folder).needed
-    return sum(collect(store, v.stage, v.key, "keep policy") for v in going if v.key not in others)

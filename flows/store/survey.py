@@ -5,6 +5,7 @@ manifest stays, so that the campaign is not run again. What is neither is garbag
 version of hacrl cannot read, needs everything that it ever recorded.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) 
                 policy is None
                 or entry.key in pinned
                 or policy.keeps(number, len(versions) - 1, best)
-                or _evaluation_pending(history.config, agent, number, evaluated)
+                or evaluation_pending(history.config, agent, number, evaluated)
             )
             found.append(
                 Version(agent, number, entry.stage, entry.key, accuracy.get(number), entry.key in pinned, kept)
@@ -119,8 +120,13 @@ def read_versions(history: History, policy: KeepConfig | None, pins: list[Pin]) 
     return found
 
 
-def _evaluation_pending(config: CampaignConfig, agent: str, number: int, evaluated: set[tuple[str, str, int]]) -> bool:
-    """Whether this version is still to be evaluated on a benchmark."""
+def evaluation_pending(
+    config: CampaignConfig, agent: str, number: int, evaluated: Container[tuple[str, str, int]]
+) -> bool:
+    """Return whether this version is still to be evaluated on a benchmark.
+
+    ``evaluated`` has the agent, the benchmark and the iterations done of the evaluations that there are.
+    """
     settings = config.agents[agent]
     iteration = number + settings.joins
     last = min(settings.leaves or config.iterations, config.iterations)

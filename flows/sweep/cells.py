@@ -22,7 +22,7 @@ from flows.run.ray_executor import open_executor
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls
-from flows.store.gc import collector
+from flows.store.running import collector
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.artifacts.manifests import MANIFEST
 from hacrl_core.config.campaign import CampaignConfig

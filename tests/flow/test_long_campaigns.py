@@ -5,17 +5,22 @@ The stages are replaced by ones that only publish a small file; everything else 
 
 import gc
 import json
+import threading
 import time
 import weakref
 from pathlib import Path
 
 import pytest
 
+from flows.home import Home
 from flows.plan.graph import PlannedCalls
+from flows.record.history import History
 from flows.record.record import Record, read_entries
 from flows.run.events import Listener
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import run_in_session
+from flows.store import running
+from flows.store.survey import read_versions
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.removal import collect
 from hacrl_core.contracts.manifest import Provenance
@@ -42,8 +47,10 @@ class Small:
             staged = self.store.stage_folder(identity.key)
             (staged / "content.json").write_text(json.dumps({"key": identity.key}))
             now = Provenance(started=time.time(), finished=time.time(), seconds=0.0)
-            ref = self.store.publish(staged, identity, {}, METRICS, {}, now)
-            return Outcome(ref, False, 0.0, METRICS)
+            accuracy = {f"evaluate/{call.variant}/accuracy": int(identity.key[:2], 16) / 255}
+            metrics = {**METRICS, **(accuracy if call.stage == "evaluate" else {})}
+            ref = self.store.publish(staged, identity, {}, metrics, {}, now)
+            return Outcome(ref, False, 0.0, metrics)
 
     def close(self, *, now: bool) -> None: ...
 
@@ -110,3 +117,57 @@ def test_versions_that_are_needed_again_are_made_again_as_far_back_as_needed(tmp
         "update ada #2", "update ada #3", "update ada #4", "update ada #2", "update ada #3", "update ada #4",
     ]  # fmt: skip
     assert sum(label.startswith("update") for label in small.ran) == 2 * 7 + 3
+
+
+class Collecting(Listener):
+    """Collects after each iteration as a campaign does, and compares with the policy applied to the whole history."""
+
+    def __init__(self, home: Home, store: Store, record: Record, late: int) -> None:
+        """``late``: how many versions may be collected later."""
+        self.store, self.record, self.late = store, record, late
+        self.told: list[str] = []
+        # How many manifests each iteration's collecting read.
+        self.read: list[int] = []
+        self.collect = running.collector(home, store, record, self.told.append)
+
+    def iteration_finished(self, iteration: int) -> None:
+        reads = 0
+        plain, me = Store.manifest, threading.get_ident()
+
+        def counted(store: Store, stage: str, key: str):
+            nonlocal reads
+            # Stages read manifests in their own threads.
+            reads += threading.get_ident() == me
+            return plain(store, stage, key)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "manifest", counted)
+            self.collect(iteration)
+        self.read.append(reads)
+        entries = running.entries_until(self.record.entries(), iteration)
+        versions = read_versions(History(self.record.config, self.store, entries), self.record.config.keep, [])
+        collected = {v.key for v in versions if self.store.is_collected(v.stage, v.key)}
+        left = {v.key for v in versions if not v.kept} - collected
+        assert collected == {v.key for v in versions if not v.kept} - left
+        # An evaluation in another thread may have ended since, or still read its version.
+        assert len(left) <= self.late
+
+
+@pytest.mark.parametrize("keep", [{"last": 2}, {"last": 1, "best": True}, {"last": 2, "every": 4}])
+@pytest.mark.parametrize("kind", [InlineRunner, ThreadRunner])
+def test_what_a_run_collects_is_what_the_history_says_and_costs_the_same_late_as_early(
+    tmp_path, kind, keep, monkeypatch
+):
+    monkeypatch.setattr(running, "COLLECT_SHARE", 0)
+    evaluate = tiny().evaluate.model_dump(mode="json") | {"every": 2}
+    config = tiny(iterations=30, evaluate=evaluate, keep=keep, tracking={"enabled": False})
+    assert config.evaluate.benchmarks
+    home = Home(tmp_path)
+    small = Small(Store(home.store))
+    with Record(home.campaign(config.name), config) as record:
+        listener = Collecting(home, small.store, record, late=0 if kind is InlineRunner else 4)
+        run_in_session(config, PlannedCalls(config), small.store, record, lambda: small, listener, kind)
+    assert listener.told == []
+    assert len(listener.read) == 30
+    # The last one reads the whole history once more.
+    assert max(listener.read[20:-1]) <= max(listener.read[5:15]) + 2

@@ -14,7 +14,7 @@ from flows.run.placement import deferring_agents, seats_of, turns_of
 from flows.run.runner import InThread, ThreadRunner
 from flows.scheduling.slots import slot_names
 from flows.stage_calls import StageCalls
-from flows.store.gc import entries_until
+from flows.store.running import entries_until
 from hacrl_core.artifacts import ArtifactRef, Store
 from hacrl_core.errors import StageError
 from stages.spec import Outcome, StageCall

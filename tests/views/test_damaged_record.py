@@ -18,8 +18,9 @@ from flows.record import lines
 from flows.record import record as record_module
 from flows.record.lines import Entry, read_lines, sealed_line
 from flows.record.record import Record, read_campaign, read_entries
-from flows.store.gc import collector, plan
+from flows.store.gc import plan
 from flows.store.pins import pin
+from flows.store.running import collector
 from flows.store.survey import survey
 from hacrl_core.artifacts import Store
 from hacrl_core.config.operation import KeepConfig
