@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=None, help="stop the campaign then; what it did is reported")
     parser.add_argument("--demo", action="store_true", help="the demo's own iterations (48 x 8) instead of tiny ones")
     parser.add_argument("--home", default=None, help="a home to use and keep")
     parser.add_argument("--code", default=str(ROOT), help="another checkout whose code is measured")
@@ -63,7 +65,10 @@ def main() -> None:
         home = Path(arguments.home or place).absolute()
         settings = ("evaluate.benchmarks=[]",) if arguments.demo else SETTINGS
         os.environ["PYTHONPATH"] = arguments.code
-        samples = run(home, (*settings, f"iterations={arguments.iterations}"))
+        samples = run(home, (*settings, f"iterations={arguments.iterations}"), arguments.minutes)
+        # The last iteration of one that was stopped may lack an agent.
+        done = samples[-1].iterations
+        arguments.iterations = done if done == arguments.iterations else done - 1
         report(home, samples, arguments, settings)
 
 
@@ -72,8 +77,8 @@ def command(home: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "flows.cli", *words, "--home", str(home)]
 
 
-def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
-    """Run the campaign and read its processes once a second."""
+def run(home: Path, settings: tuple[str, ...], minutes: float | None) -> list[Sample]:
+    """Run the campaign, for so many minutes at most, and read its processes once a second."""
     words = [word for setting in settings for word in ("--set", setting)]
     log = home / "output.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -89,10 +94,15 @@ def run(home: Path, settings: tuple[str, ...]) -> list[Sample]:
         )
     seen: Seen = {}
     samples = []
+    ends_at = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    stopped = False
     while process.poll() is None:
         samples.append(look(psutil.Process(process.pid), home, seen))
         time.sleep(1.0)
-    if process.returncode:
+        if time.monotonic() > ends_at and not stopped:
+            process.send_signal(signal.SIGTERM)
+            stopped = True
+    if process.returncode and not stopped:
         sys.exit(f"the campaign ended with exit code {process.returncode}:\n{log.read_text()[-2000:]}")
     samples = [sample for sample in samples if sample.cpu]
     # What MLflow was sent after the last look: it counts for MLflow and not for the whole, so the share errs upwards.
