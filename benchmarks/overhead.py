@@ -53,7 +53,8 @@ def report(home: Home, cached_seconds: float) -> None:
         print(f"  {stage:10} {share:6.1%}")
     figures = [
         figure("seconds_per_iteration", each, None),
-        figure("outside_share", outside, 0.10),
+        figure("outside_share", outside, 0.03),
+        figure("outside_seconds_per_iteration", (end - begin - covered) / iterations, None),
         figure("cached_iteration_seconds", cached_each, 0.05),
         figure("cached_run_wall_seconds", cached_seconds, None),
         *(figure(f"share_{stage}", share, None) for stage, share in shares.items()),
@@ -65,20 +66,24 @@ def report(home: Home, cached_seconds: float) -> None:
 
 
 def stage_spans(store: Store, entries: list) -> tuple[list[tuple[float, float]], dict[str, float], int]:
-    """When stages of the iterations ran (first versions and evaluations left out), in seconds since the epoch."""
+    """When stages of the iterations ran (first versions and evaluations left out), in seconds since the epoch.
+
+    They count from the first stage of an agent: the prompts of the first two iterations are drawn while first versions
+    are still made, or processes start.
+    """
     spans, by_stage, iterations = [], defaultdict(float), set()
+    begin = float("inf")
     for entry in entries:
-        first_prompts = (
-            entry.stage == "sample" and entry.iteration == 0
-        )  # drawn while the first versions are still made
-        if entry.iteration is None or first_prompts or (entry.stage == "evaluate" and entry.iteration == 0):
+        if entry.iteration is None or (entry.stage == "evaluate" and entry.iteration == 0):
             continue
         provenance = store.manifest(entry.stage, entry.key).provenance
         spans.append((provenance.started, provenance.started + max(entry.seconds, provenance.seconds)))
         by_stage[entry.stage] += provenance.seconds
+        if entry.agent:
+            begin = min(begin, provenance.started)
         if entry.stage == "update":
             iterations.add(entry.iteration)
-    return spans, by_stage, len(iterations)
+    return [(max(start, begin), end) for start, end in spans if end > begin], by_stage, len(iterations)
 
 
 def union(spans: list[tuple[float, float]]) -> float:
