@@ -3,12 +3,14 @@
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
+from tests.chaos.home import points
 from tests.chaos.systemcalls import Call, Place, Unavailable, build, choose, lose_power, places, read_log, unsynced
 from tests.patience import patience
 
@@ -134,3 +136,13 @@ def test_plans_are_calls_that_can_still_come_and_take_turns():
     drawn = {choose(known, 0.8, hit, random.Random(seed)) for seed in range(2)}
     assert drawn == {"unlink before 1 store/locks/*", "unlink after 1 store/locks/*"}
     assert choose([Place("write", "early", (0.0,))], 0.5, hit, random.Random(0)) is None
+
+
+def test_metrics_by_the_clock_count_only_where_one_is_there_twice(tmp_path):
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("create table runs (run_uuid, name)")
+        database.execute("create table metrics (run_uuid, key, step)")
+        database.execute("insert into runs values (1, 'chaos')")
+        rows = [("update/loss", 1), ("system/cpu", 1), ("system/cpu", 2), ("system/cpu", 2)]
+        database.executemany("insert into metrics values (1, ?, ?)", rows)
+    assert points(tmp_path) == {("chaos", "update/loss", 1): 1, ("chaos", "system/cpu", 2): 2}
