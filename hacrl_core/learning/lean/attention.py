@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from hacrl_core.learning.sequences import Ints, Microbatch, Tree, prefix_tree
 
 Bools = npt.NDArray[np.bool_]
-_BLOCK = 16  # tokens of a response that ask together
+_BLOCK = 32  # tokens of a response that ask together
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,11 @@ def _plain(model: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _probe(model: PreTrainedModel) -> bool:
     """Two prompts, one with three responses that begin alike, against the model's own forward."""
-    ids = ((np.arange(40) * 7919 + 3) % model.config.get_text_config().vocab_size).tolist()
-    answers = (ids[6:26], ids[6:14] + ids[26:30], ids[6:14] + ids[30:32])
+    ids = ((np.arange(56) * 7919 + 3) % model.config.get_text_config().vocab_size).tolist()
+    answers = (ids[6:42], ids[6:14] + ids[42:46], ids[6:14] + ids[46:48])  # the first asks in two blocks
     sequences = [TrainSequence(tuple(ids[:6]), tuple(answer)) for answer in answers]
-    (batch,) = microbatches([*sequences, TrainSequence(tuple(ids[32:36]), (ids[36],))], 1 << 20, 0, share_prefixes=True)
+    sequences.append(TrainSequence(tuple(ids[48:52]), (ids[52],)))
+    (batch,) = microbatches(sequences, 1 << 20, 0, share_prefixes=True)
     expected_RH = hidden_states(model, torch.from_numpy(batch.input_ids_BT)).flatten(0, 1)[batch.positions_R]
     try:
         found_RH = lean_states(model, batch)
