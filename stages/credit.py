@@ -73,17 +73,17 @@ def _groups(inputs: Mapping[str, ArtifactRef], config: CreditSlice) -> "Groups":
     """Everyone's verdicts as [prompt, sampler, sample]; an ``error`` is no reward at all."""
     from hacrl_core.algorithm import arrange_groups
 
-    rows: list[dict[str, Any]] = []
+    rollouts, agents, prompts, rewards = [], [], [], []
     for agent in config.agents:
         table = read_table(inputs[f"verdicts/{agent}"].path / "verdicts.parquet", VERDICTS)
-        rows += [{**row, "agent": agent} for row in table.to_pylist()]
+        rollouts += table["rollout_id"].to_pylist()
+        agents += [agent] * len(table)
+        prompts += table["prompt_id"].to_pylist()
+        judged = zip(table["verdict"].to_pylist(), table["reward"].to_pylist(), strict=True)
+        rewards += [None if verdict == "error" else reward for verdict, reward in judged]
     try:
         return arrange_groups(
-            rollout_ids=[row["rollout_id"] for row in rows],
-            agent_ids=[row["agent"] for row in rows],
-            prompt_ids=[row["prompt_id"] for row in rows],
-            rewards=[None if row["verdict"] == "error" else row["reward"] for row in rows],
-            agents=config.agents,
+            rollout_ids=rollouts, agent_ids=agents, prompt_ids=prompts, rewards=rewards, agents=config.agents
         )
     except AlgorithmError as problem:
         raise AlgorithmError(f"credit {config.learner} iteration {config.iteration + 1}: {problem}") from None
@@ -113,13 +113,13 @@ def _credit_columns(
     config: CreditSlice, groups: "Groups", advantages_PNG: Any, baseline_P: Any, omega_N: Any
 ) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in CREDIT.fields.names}
-    failed_PNG = np.ma.getmaskarray(groups.rewards_PNG)
+    failed_PNG, rewards_PNG = np.ma.getmaskarray(groups.rewards_PNG), np.ma.getdata(groups.rewards_PNG)
     for (p, n, g), rollout in np.ndenumerate(groups.rollout_ids_PNG):
         sampler = config.agents[n]
         if failed_PNG[p, n, g] or (sampler != config.learner and not config.algorithm.learns_from_others):
             continue
         who = (rollout, sampler, groups.prompt_ids[p], sampler == config.learner)
-        values = (*who, groups.rewards_PNG[p, n, g], omega_N[n], baseline_P[p], advantages_PNG[p, n, g])
+        values = (*who, rewards_PNG[p, n, g], omega_N[n], baseline_P[p], advantages_PNG[p, n, g])
         for name, value in zip(CREDIT.fields.names, values, strict=True):
             columns[name].append(value)
     return columns

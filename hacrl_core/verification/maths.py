@@ -154,5 +154,7 @@ def _has_parts(gold: str) -> bool:
 
 def response_is_boxed(response: str) -> bool:
     """Return whether the response holds an answer in a complete box."""
-    found = extract_answer(response, ())
+    found = extract_answer(response, (), join=False)
+    if found.boxed and not found.answer:  # the last box is empty: those before it may be part of the answer
+        found = extract_answer(response, ())
     return found.boxed and bool(found.answer)

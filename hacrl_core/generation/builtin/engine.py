@@ -14,7 +14,7 @@ from hacrl_core.agents.out_of_memory import LOADING, out_of_memory_explained
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.errors import EngineError
 from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder, takes_logits_to_keep
-from hacrl_core.generation.builtin.fast import build_fast_decoder
+from hacrl_core.generation.builtin.fast import FastDecoder, build_fast_decoder
 from hacrl_core.generation.builtin.scheduler import Sampled, Scheduler, StopRule
 from hacrl_core.generation.protocols import Generation, GenerationRequest, ProgressCallback, SamplingParams
 from hacrl_core.generation.stop_strings import StopStrings
@@ -83,16 +83,19 @@ class BuiltinEngine:
             last, self._loaded = self._loaded, None  # an error on the way leaves no half-changed agent behind
             with out_of_memory_explained(checkpoint, f"loading it on {self._device()}", LOADING):
                 agent = None if last is None else reload_agent(last.agent, checkpoint)
+                storage = (
+                    last.decoder.give_storage() if agent and last and isinstance(last.decoder, FastDecoder) else None
+                )
                 last = None  # before loading, so that two agents are never in memory at once
                 if agent is None:
                     dtype = getattr(torch, self.config.dtype)
                     agent = load_agent(checkpoint, dtype=dtype, device=self._device(), own_code=self._own_code)
-                self._loaded = _Loaded(policy_digest, agent, self._decoder(agent))
+                self._loaded = _Loaded(policy_digest, agent, self._decoder(agent, storage))
         return self._loaded
 
-    def _decoder(self, agent: Agent) -> Decoder:
+    def _decoder(self, agent: Agent, storage: Tensor | None) -> Decoder:
         if self.config.fast_path:
-            fast = build_fast_decoder(agent.model, agent.pad_token_id, agent.context_length)
+            fast = build_fast_decoder(agent.model, agent.pad_token_id, agent.context_length, storage)
             if fast is not None:
                 return fast
         return GenericDecoder(agent.model, agent.pad_token_id)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hacrl_core.generation.protocols import SamplingParams
 
-# Ten times the rounding noise of probabilities between batch shapes in float32 on models of up to a few million
-# weights.
+# Four times the largest rounding noise of a CDF that was measured in float32 on models of up to a million weights,
+# between batches of 1 to 201 rows with and without shared prompts (2.4e-7) and from the logits alone (2.6e-7).
 AMBIGUITY_MARGIN = 1e-6
 # A flat tail has a boundary everywhere: below this probability the check would flag every draw, so it is left alone.
 AMBIGUITY_FLOOR = 256 * AMBIGUITY_MARGIN

@@ -1,4 +1,10 @@
-"""The weights of a Llama-style decoder as plain tensors, projections of one input joined into one matrix."""
+"""The weights of a Llama-style decoder as plain tensors, projections of one input joined into one matrix.
+
+For a small model on a CPU they are copies in a form that takes fewer operations, which cost such a model as much as its
+arithmetic: a norm's weight is multiplied into the projections that follow it, and the channels of queries and keys are
+put into pairs, so that a rotation is one product of complex numbers. Products of queries and keys do not depend on the
+order of their channels.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+PACKED_BYTES = 1 << 26  # beyond, a second copy of the weights would cost more than it saves
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on the sequence's length
 
 
@@ -15,16 +22,16 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles do no
 class BlockWeights:
     """The weights of one layer."""
 
-    attention_norm: Tensor
-    qkv: Tensor
+    attention_norm: Tensor | None  # None: multiplied into qkv_t
+    qkv_t: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], Qwen3
     out_t: Tensor
     out_bias: Tensor | None
-    mlp_norm: Tensor
-    gate: Tensor  # not joined with up: activation and product are faster on contiguous tensors
+    mlp_norm: Tensor | None  # None: multiplied into gate_t and up_t
+    gate_t: Tensor  # not joined with up: activation and product are faster on contiguous tensors
     gate_bias: Tensor | None
-    up: Tensor
+    up_t: Tensor
     up_bias: Tensor | None
     down_t: Tensor
     down_bias: Tensor | None
@@ -39,15 +46,14 @@ class DecoderWeights:
     final_norm: Tensor
     cos_TD: Tensor
     sin_TD: Tensor  # signed: multiplies the swapped halves
+    turns_TD: Tensor | None  # both as complex numbers, half as many, where channels are in pairs
+    pairs_D: Tensor | None  # the channels of the model in the order of the pairs
     blocks: tuple[BlockWeights, ...]
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
     epsilon: float
-
-    hidden: list[int]  # shapes as rms_norm wants them
-    channels: list[int]
 
     @property
     def layers(self) -> int:
@@ -65,20 +71,21 @@ def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeigh
     cos_TD, sin_TD = _rotations(base, min(context_length, 1 << 17))
     if cos_TD.shape[-1] != head_dim:
         return None
+    turns_TD, pairs_D = _in_pairs(cos_TD, sin_TD) if _small(base) else (None, None)
     return DecoderWeights(
         embedding_VH=base.embed_tokens.weight.detach(),
         head_VH=model.lm_head.weight.detach(),
         final_norm=base.norm.weight.detach(),
         cos_TD=cos_TD,
         sin_TD=sin_TD,
-        blocks=tuple(_block(layer, config) for layer in base.layers),
+        turns_TD=turns_TD,
+        pairs_D=pairs_D,
+        blocks=tuple(_block(layer, config, pairs_D) for layer in base.layers),
         heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
         scale=float(attention.scaling),
         epsilon=float(config.rms_norm_eps),
-        hidden=[int(config.hidden_size)],
-        channels=[head_dim],
     )
 
 
@@ -103,28 +110,59 @@ def _rotations(base: Any, length: int) -> tuple[Tensor, Tensor]:
     return cos[0].detach().contiguous(), sin
 
 
-def _block(layer: Any, config: Any) -> BlockWeights:
+def _small(base: Any) -> bool:
+    weight = base.embed_tokens.weight
+    held = sum(parameter.numel() for parameter in base.layers.parameters()) * weight.element_size()
+    return bool(weight.device.type == "cpu" and weight.dtype == torch.float32 and held <= PACKED_BYTES)
+
+
+def _in_pairs(cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the angles as complex numbers, and the order in which each channel is followed by its partner."""
+    half = cos_TD.shape[1] // 2
+    pairs_D = torch.arange(2 * half).view(2, half).t().flatten()
+    return torch.complex(cos_TD[:, half:].contiguous(), sin_TD[:, half:].contiguous()), pairs_D
+
+
+def _block(layer: Any, config: Any, pairs_D: Tensor | None) -> BlockWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv, qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     qk_norm = None
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
         qk_norm = torch.stack([q] * config.num_attention_heads + [k] * config.num_key_value_heads)
+    attention_norm, mlp_norm = (n.weight.detach() for n in (layer.input_layernorm, layer.post_attention_layernorm))
+    gate, up = mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()
+    if pairs_D is None:
+        qkv, qkv_bias = _joined(*projections)
+    else:
+        turning = config.num_attention_heads + config.num_key_value_heads
+        qkv, qkv_bias = _packed(projections, turning, pairs_D)
+        qkv, gate, up = qkv.mul_(attention_norm), gate * mlp_norm, up * mlp_norm
+        qk_norm = None if qk_norm is None else qk_norm[:, pairs_D]
     return BlockWeights(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=qkv,
+        attention_norm=attention_norm if pairs_D is None else None,
+        qkv_t=qkv.t(),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         out_t=attention.o_proj.weight.detach().t(),
         out_bias=_detached(attention.o_proj.bias),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate=mlp.gate_proj.weight.detach(),
+        mlp_norm=mlp_norm if pairs_D is None else None,
+        gate_t=gate.t(),
         gate_bias=_detached(mlp.gate_proj.bias),
-        up=mlp.up_proj.weight.detach(),
+        up_t=up.t(),
         up_bias=_detached(mlp.up_proj.bias),
         down_t=mlp.down_proj.weight.detach().t(),
         down_bias=_detached(mlp.down_proj.bias),
     )
+
+
+def _packed(parts: tuple[nn.Linear, ...], turning: int, pairs_D: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A joined copy of the projections, the channels of the first ``turning`` heads in pairs."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    rows = torch.arange(len(weight)).view(-1, len(pairs_D))
+    rows[:turning] = rows[:turning, pairs_D]
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    return weight[rows.flatten()], torch.cat(biases)[rows.flatten()] if biases else None
 
 
 def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -59,8 +59,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, engine: BuiltinEngine) -> list[Cou
     made: list[Counting] = []
     build = engine._decoder
 
-    def counted(agent: Any) -> Counting:
-        made.append(Counting(build(agent)))
+    def counted(agent: Any, storage: torch.Tensor | None) -> Counting:
+        made.append(Counting(build(agent, storage)))
         return made[-1]
 
     monkeypatch.setattr(engine, "_decoder", counted)

@@ -14,7 +14,7 @@ from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.errors import EngineError
 from hacrl_core.generation.builtin import BuiltinEngine
-from hacrl_core.generation.builtin.fast import _move_apart
+from hacrl_core.generation.builtin.fast import _move
 from hacrl_core.generation.protocols import Generation, GenerationRequest, SamplingParams
 
 KINDS = ["llama", "qwen3", "gpt2", "mistral-window"]
@@ -195,13 +195,15 @@ def test_another_architecture_is_not_loaded_into_the_model_at_hand(checkpoint: C
     assert engine.generate(checkpoint("qwen3"), "two", requests, params) == run(checkpoint("qwen3"), requests, params)
 
 
-@pytest.mark.parametrize(("rows", "old", "new"), [(1, 3, 5), (7, 4, 5), (64, 16, 18), (33, 8, 24)])
-def test_slots_are_moved_apart_in_place(rows: int, old: int, new: int) -> None:
-    wanted = torch.arange(float(rows * old)).view(rows, old)
-    storage = torch.zeros(rows * new + 3)
-    storage[: rows * old] = wanted.flatten()
-    _move_apart(storage, rows, old, new)
-    assert torch.equal(storage[: rows * new].view(rows, new)[:, :old], wanted)
+@pytest.mark.parametrize(("slots", "length"), [(5, 9), (9, 4), (3, 4), (3, 20), (40, 6)])
+def test_slots_of_another_shape_keep_their_rows_in_place(slots: int, length: int) -> None:
+    storage = torch.randn(10_000)
+    old = storage[: 2 * 2 * 5 * 3 * 4 * 2].view(2, 2, 5, 3, 4, 2)
+    live = old[:, :, :3]
+    wanted = live.clone()
+    cache = storage[: 2 * 2 * slots * 3 * length * 2].view(2, 2, slots, 3, length, 2)
+    _move(live, cache, forward=cache.numel() <= old.numel())
+    assert torch.equal(cache[:, :, :3, :, :4], wanted)
 
 
 def test_memory_kept_from_a_call_does_not_reach_into_the_next(checkpoint: Checkpoint) -> None:
