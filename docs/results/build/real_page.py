@@ -9,6 +9,7 @@ With a home the CSV files are written first, from the finished cells in its stor
 import argparse
 import csv
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ def costs_csv(home: Path) -> str:
     The last row, without a stage, has the clock's seconds of the whole run, and the CPU seconds outside of stages:
     starting, loading libraries, publishing, Prefect.
     """
+    sys.path.insert(0, str(RESULTS.parents[1]))
     from benchmarks.stage_cpu import Ran, by_stage, read
     from flows.record.record import read_entries
     from hacrl_core.artifacts.manifests import read_manifest
