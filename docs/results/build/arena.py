@@ -27,7 +27,7 @@ TASKS = (
     Task(
         ("even", "even-methods"),
         "taught the same",
-        "half addition, half subtraction for both agents; rates tuned per method of even.yaml",
+        "half addition, half subtraction for both agents; rates tuned per method of even.yaml, 1e-4 for the others",
     ),
     Task(("main", "rivals"), "opposite strengths", "ada was taught mostly addition, ben mostly subtraction"),
     Task(("confirm",), "the same, fresh seeds", "claims written down before"),
@@ -124,9 +124,9 @@ for *taught the same* and the greedy accuracy for all others. Only claims that w
 see [results](results.md) and [the first comparison](results/complementary.md). The intervals here are single ones,
 without correction.
 
-`make arena` runs a quick look at seven methods, two seeds each, in minutes. Methods that have not been run on more than
-that: `hacrl methods` lists them all, and `configs/sweeps/even-methods.yaml` would bring nine of them into the first
-column. The page is written by `docs/results/build/arena.py` from the committed cells.
+`make arena` runs a quick look at seven methods, two seeds each, in minutes. `hacrl methods` lists all methods with their
+equations. [Every method](results/methods.md) has the first column with greedy answers beside it. The page is written by
+`docs/results/build/arena.py` from the committed cells.
 """
 
 if __name__ == "__main__":
