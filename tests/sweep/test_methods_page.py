@@ -1,4 +1,4 @@
-"""The page of every method: its differences are those of the cells, and cells of two sweeps must agree."""
+"""The page of every method: its differences are those of the cells."""
 
 import methods
 import pytest
@@ -21,13 +21,13 @@ def seeds(*ends):
 
 @pytest.fixture
 def folder(tmp_path):
-    write(tmp_path, "even", {"gspo": seeds(0.50, 0.40, 0.45), "gspo_x2": seeds(0.51, 0.42, 0.46)})
-    write(tmp_path, "even-methods", {"gspo": seeds(0.50, 0.40), "topr": seeds(0.53, 0.42)})
+    alone = {"gspo": seeds(0.50, 0.40, 0.45), "gspo_x2": seeds(0.51, 0.42, 0.46)}
+    write(tmp_path, "even-methods", alone | {"topr": seeds(0.53, 0.42)})
     return tmp_path
 
 
 def test_a_difference_is_the_mean_over_agents_and_common_seeds(folder):
-    cells = methods.read_cells("even", "even-methods", folder=folder)
+    cells = methods.read_cells("even-methods", folder=folder)
     assert cells.seeds() == [201, 202]
     d = cells.difference("topr", "gspo")
     assert (round(d.mean, 9), d.seeds, d.higher) == (0.025, 2, 2)
@@ -35,7 +35,7 @@ def test_a_difference_is_the_mean_over_agents_and_common_seeds(folder):
 
 
 def test_rows_of_one_table_have_the_same_seeds_the_best_first(folder):
-    cells = methods.read_cells("even", "even-methods", folder=folder)
+    cells = methods.read_cells("even-methods", folder=folder)
     rows = methods.methods_table(methods.limited(cells, cells.seeds())).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| TOPR", "| GSPO×2", "| GSPO"]
     # GSPO's mean is that of seeds 201 and 202, without the third.
@@ -44,16 +44,10 @@ def test_rows_of_one_table_have_the_same_seeds_the_best_first(folder):
     assert (rows[0].count("2/2"), rows[0].count("1/2")) == (2, 1)
 
 
-def test_cells_that_two_sweeps_share_must_have_ended_alike(folder):
-    write(folder, "even-methods", {"gspo": seeds(0.50, 0.41), "topr": seeds(0.53, 0.42)})
-    with pytest.raises(ValueError, match="two sweeps of one task ended at"):
-        methods.read_cells("even", "even-methods", folder=folder)
-
-
 def test_a_switch_is_compared_with_its_own_method(folder):
     ends = {"hacpo": seeds(0.5, 0.5), "shared_gspo": seeds(0.6, 0.6), "alpha_0": seeds(0.51, 0.52)}
     write(folder, "switches", ends | {"shared_gspo_mixed": seeds(0.59, 0.58)})
-    rows = methods.switches_table(methods.read_cells("even", "switches", folder=folder)).splitlines()[2:]
+    rows = methods.switches_table(methods.read_cells("switches", folder=folder)).splitlines()[2:]
     assert len(rows) == 2
     assert rows[0].startswith("| HACPO | α = 0 | +1.5 (")
     assert rows[1].startswith("| shared GSPO | own and foreign answers mixed in a minibatch | -1.5 (")
@@ -67,5 +61,5 @@ def test_the_page_has_a_part_for_what_ran_and_none_for_the_rest(folder):
     assert "| HACPO | 51.5 | 3,840 |" in text
     assert "## Single switches" not in text
     assert methods.page(folder / "none") is None
-    methods.draw(methods.read_cells("even", "even-methods", folder=folder), None, folder / "methods.png")
+    methods.draw(methods.read_cells("even-methods", folder=folder), None, folder / "methods.png")
     assert (folder / "methods.png").stat().st_size > 5000

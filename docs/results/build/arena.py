@@ -24,11 +24,8 @@ class Task:
 
 
 TASKS = (
-    Task(
-        ("even", "even-methods"),
-        "taught the same",
-        "half addition, half subtraction for both agents; rates tuned per method of even.yaml, 1e-4 for the others",
-    ),
+    Task(("even",), "taught the same", "half addition, half subtraction for both agents; rates tuned per method"),
+    Task(("even-methods",), "taught the same, every method", "the first eight seeds again; untuned methods at 1e-4"),
     Task(("main", "rivals"), "opposite strengths", "ada was taught mostly addition, ben mostly subtraction"),
     Task(("confirm",), "the same, fresh seeds", "claims written down before"),
     Task(("answers",), "several valid answers", "opposite strengths, answers right within 5 %"),
@@ -120,13 +117,13 @@ The tasks:
 BOTTOM = """
 **How to read it.** Cells of one column have the same seeds and the same first versions, so they may be compared.
 Columns may not be pooled: they differ in agents, in tuning and in the measure. That is the mean reward at temperature 1
-for *taught the same* and the greedy accuracy for all others. Only claims that were written down before count as shown:
-see [results](results.md) and [the first comparison](results/complementary.md). The intervals here are single ones,
-without correction.
+for the two columns *taught the same* and the greedy accuracy for all others. Only claims that were written down before
+count as shown: see [results](results.md) and [the first comparison](results/complementary.md). The intervals here are
+single ones, without correction.
 
-`make arena` runs a quick look at seven methods, two seeds each, in minutes. `hacrl methods` lists all methods with their
-equations. [Every method](results/methods.md) has the first column with greedy answers beside it. The page is written by
-`docs/results/build/arena.py` from the committed cells.
+`make arena` runs a quick look at seven methods, two seeds each, in minutes. `hacrl methods` lists all methods with
+their equations. [Every method](results/methods.md) has the second column with greedy answers beside it. The page is
+written by `docs/results/build/arena.py` from the committed cells.
 """
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python docs/results/build/methods.py
 
 Everything on this page is exploratory: no claim was written down before, and intervals are single ones. All numbers
-come from the committed cells of even.yaml, even-methods.yaml, switches.yaml, even-resample.yaml and even-three.yaml.
+come from the committed cells of even-methods.yaml, switches.yaml, even-resample.yaml and even-three.yaml.
 """
 
 import csv
@@ -70,27 +70,18 @@ class Cells:
         return sorted(set.intersection(*(set(seeds) for seeds in self.sampled.values())))
 
 
-def read_cells(*sweeps: str, folder: Path = RESULTS) -> Cells | None:
-    """Read sweeps of one task. A cell that two of them have must have ended alike; None if none is committed."""
-    there = [sweep for sweep in sweeps if (folder / f"{sweep}-cells.csv").exists()]
-    if not there:
+def read_cells(sweep: str, folder: Path = RESULTS) -> Cells | None:
+    """Read a sweep's committed cells; None if there are none."""
+    if not (folder / f"{sweep}-cells.csv").exists():
         return None
-    rows = [row for sweep in there for row in _rows(folder / f"{sweep}-cells.csv")]
-    greedy = [row for sweep in there for row in _rows(folder / f"{sweep}-greedy-cells.csv")]
+    rows, greedy = _rows(folder / f"{sweep}-cells.csv"), _rows(folder / f"{sweep}-greedy-cells.csv")
     return Cells(_ends(rows), _ends(greedy), _means(rows, "no_signal"), _means(rows, "responses"))
 
 
 def _ends(rows: Sequence[Mapping[str, str]]) -> Ends:
-    found: dict[tuple[str, int, str], float] = {}
-    for row in rows:
-        key, value = (row["variant"], int(row["seed"]), row["agent"]), float(row["after"])
-        if found.setdefault(key, value) != value:
-            raise ValueError(
-                f"{key}: two sweeps of one task ended at {found[key]} and {value}; run both on one machine"
-            )
     ends: dict[str, dict[int, list[float]]] = {}
-    for (method, seed, _), value in found.items():
-        ends.setdefault(method, {}).setdefault(seed, []).append(value)
+    for row in rows:
+        ends.setdefault(row["variant"], {}).setdefault(int(row["seed"]), []).append(float(row["after"]))
     return {m: {seed: float(np.mean(values)) for seed, values in seeds.items()} for m, seeds in ends.items()}
 
 
@@ -203,12 +194,12 @@ def draw(cells: Cells, switches: Cells | None, file: Path = PICTURE) -> None:
 
 def page(folder: Path = RESULTS) -> str | None:
     """Write the page; None while the methods have not run."""
-    methods = read_cells("even", "even-methods", folder=folder)
+    methods = read_cells("even-methods", folder=folder)
     if methods is None or "topr" not in methods.sampled:
         return None
     seeds = methods.seeds()
     parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds)), NOTE]
-    switches = read_cells("even", "switches", folder=folder)
+    switches = read_cells("switches", folder=folder)
     if switches is not None and "alpha_0" in switches.sampled:
         parts += [SWITCHED, switches_table(switches)]
     resample = read_cells("even-resample", folder=folder)
@@ -237,8 +228,9 @@ at temperature 1 on 2400 held-out problems, in percent; differences are in point
 and the number of seeds in which they are positive.
 """
 NOTE = """
-The first five methods of even.yaml have a learning rate that was tuned for each. The others have 1e-4, which four of
-those five were tuned to, and were not tuned themselves: a method that ends low here may do better at another rate.
+GSPO, GSPO×2, HACPO, shared GSPO and Naive have a learning rate that was tuned for each. The others have 1e-4, which
+four of those five were tuned to, and were not tuned themselves: a method that ends low here may do better at another
+rate.
 *Without signal*: the share of prompts whose answers, all that the learner may learn from, are all right or all wrong.
 """
 SWITCHED = """
@@ -262,7 +254,7 @@ answers. The fair rival is GSPO×3, which samples as many answers as three agent
 BOTTOM = """
 ## Where the numbers come from
 
-The cells are `even-cells.csv`, `even-methods-cells.csv`, `switches-cells.csv`, `even-resample-cells.csv` and
+The cells are `even-methods-cells.csv`, `switches-cells.csv`, `even-resample-cells.csv` and
 `even-three-cells.csv` in the folder `docs/results`, each with a twin for greedy answers. `hacrl sweep
 configs/sweeps/NAME.yaml` runs them, `make results` writes this page. [Algorithm](../algorithm.md) has every method's
 equation and source.
@@ -275,9 +267,9 @@ def main() -> None:
     if text is None:
         print("no cells of even-methods.yaml: docs/results/methods.md is not written")
         return
-    methods = read_cells("even", "even-methods")
+    methods = read_cells("even-methods")
     assert methods is not None
-    draw(limited(methods, methods.seeds()), read_cells("even", "switches"))
+    draw(limited(methods, methods.seeds()), read_cells("switches"))
     PAGE.write_text(text)
 
 
