@@ -54,6 +54,10 @@ class AlgorithmError(HacrlError):
     """The algorithm was given numbers it cannot learn from: NaN, empty responses, unequal groups."""
 
 
+class NotFiniteError(AlgorithmError):
+    """A log-prob under the learner's weights of now is NaN or infinite."""
+
+
 class EngineError(HacrlError):
     """Generation, scoring or training cannot continue: out of memory, context overflow, a worker that died."""
 

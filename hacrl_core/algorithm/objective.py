@@ -16,7 +16,7 @@ from hacrl_core.algorithm import hacpo
 from hacrl_core.algorithm.checks import name_rollouts, require_calibrated, require_finite, require_shared
 from hacrl_core.algorithm.diagnostics import RowStats
 from hacrl_core.config.algorithm import HacpoConfig
-from hacrl_core.errors import AlgorithmError
+from hacrl_core.errors import AlgorithmError, NotFiniteError
 
 Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 TokenLists = Sequence[Tensor | None]
@@ -247,7 +247,7 @@ class _RowObjective:
                 f"response without tokens: {name_rollouts(empty_B, names)}; leave it out and count it in total_weight"
             )
         if bool(broken_B.any()):
-            raise AlgorithmError(
+            raise NotFiniteError(
                 f"log-prob that is NaN or infinite: {name_rollouts(broken_B, names)}; the learner has diverged or an "
                 "attention mask is wrong: lower the learning rate or score the response again"
             )

@@ -17,7 +17,7 @@ from hacrl_core.algorithm.minibatches import Minibatch, Response, minibatches
 from hacrl_core.algorithm.objective import Objective, ObjectiveRows, make_objective
 from hacrl_core.config.algorithm import HacpoConfig
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.errors import DivergenceError
+from hacrl_core.errors import DivergenceError, NotFiniteError
 from hacrl_core.learning.sequences import RowPlan, TrainSequence, plan_rows
 from hacrl_core.learning.trainer import StepResult
 from hacrl_core.seeding import derive_rng
@@ -84,7 +84,12 @@ class Learner:
         steps: list[StepResult] = []
         for index, batch in enumerate(batches):
             progress(index, len(batches), "updates")
-            step = self.trainer.step(*self._prepare(batch.responses, index, batch.window_index, old=old.get(index)))
+            try:
+                step = self.trainer.step(*self._prepare(batch.responses, index, batch.window_index, old=old.get(index)))
+            except NotFiniteError as problem:
+                if not index:
+                    raise  # nothing was updated yet: a mask or a checkpoint is wrong
+                raise self._diverged(f"a log-prob of update {index}") from problem
             if not step.finite:
                 raise self._diverged(f"loss {step.loss} or gradient norm {step.gradient_norm} of update {index}")
             steps.append(step)
@@ -234,7 +239,11 @@ class Learner:
         informative = [response for response in responses if response.advantage != 0]
         if informative:
             shortest = min(informative, key=lambda r: len(r.prompt_token_ids) + len(r.token_ids))
-            if not self.trainer.gives_finite(*self._prepare([shortest], 0, 0), steps=steps):
+            try:
+                finite = self.trainer.gives_finite(*self._prepare([shortest], 0, 0), steps=steps)
+            except NotFiniteError:
+                finite = False
+            if not finite:
                 raise self._diverged("the loss under the new weights")
 
     def _diverged(self, what: str) -> DivergenceError:
