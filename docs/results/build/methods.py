@@ -34,6 +34,7 @@ METHODS = {
     "pessimistic": ("HACPO, pessimistic", "as HACPO, the smaller of clipped and unclipped gain"),
     "calibrated": ("HACPO, calibrated", "a window that lets half of them through"),
 }
+SWEEPS = ("even-methods", "switches", "even-resample", "even-three")
 # Switch → its name and the variant that it is one setting away from.
 SWITCHES = {
     "alpha_minus_1": ("α = -1", "hacpo"),
@@ -210,7 +211,10 @@ def page(folder: Path = RESULTS) -> str | None:
     if three is not None:
         labels = {"gspo": "GSPO", "gspo_x3": "GSPO×3", "hacpo": "HACPO", "shared_gspo": "shared GSPO"}
         parts += [THREE, plain_table(three, labels, ("gspo", "gspo_x3"))]
-    return "\n".join([*parts, BOTTOM])
+    ran = [f"`{sweep}-cells.csv`" for sweep in SWEEPS if (folder / f"{sweep}-cells.csv").exists()]
+    waiting = [f"`{sweep}.yaml`" for sweep in SWEEPS if not (folder / f"{sweep}-cells.csv").exists()]
+    rest = f"\nWritten and not run: {', '.join(waiting)}." if waiting else ""
+    return "\n".join([*parts, BOTTOM.format(ran=", ".join(ran), rest=rest)])
 
 
 TOP = """# Every method, and single switches
@@ -254,10 +258,10 @@ answers. The fair rival is GSPO×3, which samples as many answers as three agent
 BOTTOM = """
 ## Where the numbers come from
 
-The cells are `even-methods-cells.csv`, `switches-cells.csv`, `even-resample-cells.csv` and
-`even-three-cells.csv` in the folder `docs/results`, each with a twin for greedy answers. `hacrl sweep
-configs/sweeps/NAME.yaml` runs them, `make results` writes this page. [Algorithm](../algorithm.md) has every method's
-equation and source.
+The cells are {ran} in the folder `docs/results`, each with a twin for greedy answers.{rest}
+
+`hacrl sweep configs/sweeps/NAME.yaml` runs a sweep, `make results` writes this page. [Algorithm](../algorithm.md) has
+every method's equation and source.
 """
 
 
