@@ -258,7 +258,8 @@ answers. The fair rival is GSPO×3, which samples as many answers as three agent
 BOTTOM = """
 ## Where the numbers come from
 
-The cells are {ran} in the folder `docs/results`, each with a twin for greedy answers.{rest}
+The cells are {ran} in the folder `docs/results`, each with a twin
+for greedy answers.{rest}
 
 `hacrl sweep configs/sweeps/NAME.yaml` runs a sweep, `make results` writes this page. [Algorithm](../algorithm.md) has
 every method's equation and source.
