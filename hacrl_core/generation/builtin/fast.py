@@ -24,9 +24,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder, Prefill
+from hacrl_core.generation.builtin.native_step import NativeBatch, native_decode_step, native_kernels
 from hacrl_core.generation.builtin.prefixes import Prefixes
-from hacrl_core.generation.builtin.step import Batch, Slots, Workspace, decode_step
+from hacrl_core.generation.builtin.step import Batch, Slots, decode_step
 from hacrl_core.generation.builtin.weights import DecoderWeights, decoder_weights
+from hacrl_core.generation.builtin.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class FastDecoder:
         self._storage = self._no_storage() if storage is None else storage
         self._clean = 0  # so many numbers of the storage are zeros or were written by this decoder
         self._workspace = Workspace(self.device, self.dtype)
+        self._kernels = native_kernels(weights)
         self._lengths: np.ndarray
         self._longest: int
         self._lengths_B: Tensor
@@ -67,7 +70,7 @@ class FastDecoder:
         self._rows = 0
         if self.device.type != "cpu" or self._storage.numel() * self._storage.element_size() > KEPT_BYTES:
             self._storage, self._clean = self._no_storage(), 0
-        self._slots = Slots(self.weights, self._shaped(0, 0))
+        self._slots = self._slots_in(self._shaped(0, 0))
         self._prefixes = Prefixes(self.weights)
         self._set_lengths(np.zeros(0, dtype=np.int64))
 
@@ -77,6 +80,9 @@ class FastDecoder:
 
     def _no_storage(self) -> Tensor:
         return torch.zeros(0, device=self.device, dtype=self.dtype)
+
+    def _slots_in(self, cache: Tensor) -> Slots:
+        return Slots(self.weights, cache, masked=self._kernels is None)
 
     def _shaped(self, rows: int, length: int) -> Tensor:
         """The storage's beginning as [layer, key or value, slot, head, position, channel]."""
@@ -138,13 +144,21 @@ class FastDecoder:
         if live < MIN_ROWS:
             padding = (0, MIN_ROWS - live)
             tokens_B, positions_B, lengths_B = (F.pad(c, padding) for c in (tokens_B, positions_B, lengths_B))
-        batch = Batch(tokens_B, positions_B, lengths_B, self._prefixes.sharing(len(tokens_B)))
-        logits_BV = decode_step(self.weights, self._slots, batch, self._workspace)
+        logits_BV = self._logits(tokens_B, positions_B, lengths_B)
         self._lengths = self._lengths + 1
         self._lengths_B = self._lengths_B + 1
         self._positions_B = self._positions_B + 1
         self._longest += 1
         return logits_BV[:live]
+
+    def _logits(self, tokens_B: Tensor, positions_B: Tensor, lengths_B: Tensor) -> Tensor:
+        batch = len(tokens_B)
+        if self._kernels is not None:
+            prefixes, groups_B, shared_B = self._prefixes.places(batch)
+            native = NativeBatch(tokens_B, positions_B, lengths_B, prefixes, groups_B, shared_B)
+            return native_decode_step(self._kernels, self.weights, self._slots.cache, native, self._workspace)
+        plain = Batch(tokens_B, positions_B, lengths_B, self._prefixes.sharing(batch))
+        return decode_step(self.weights, self._slots, plain, self._workspace)
 
     def _set_lengths(self, lengths: np.ndarray) -> None:
         """Say how many positions of each live row's slot are written."""
@@ -161,7 +175,9 @@ class FastDecoder:
         if rows <= have_rows and length <= have_length:
             return
         if length > have_length:
-            length = _round_up(max(length, have_length + have_length // 8), LENGTH_STEP)
+            # torch reads slots whole, so they are short. The native step reads what is written: moving costs more.
+            spare = have_length // 8 if self._kernels is None else have_length
+            length = _round_up(max(length, have_length + spare), LENGTH_STEP)
         if 4 * rows > 3 * have_rows:  # else many rows have left: their slots are given up
             rows = max(rows, have_rows)
         length = max(length, have_length)
@@ -178,7 +194,7 @@ class FastDecoder:
             self._clean = size
         cache = self._shaped(rows, length)
         _move(old[:, :, : self._rows, :, : self._longest], cache, forward=not fits or size <= old.numel())
-        self._slots = Slots(w, cache)
+        self._slots = self._slots_in(cache)
         self._slots.mask_rows(0, self._lengths_B)
 
 

@@ -42,6 +42,7 @@ class Prefixes:
         self._member_B = np.zeros(0, dtype=np.int64)
         self._cache = self._room(0, 0)
         self._sharing: Sharing | None = None
+        self._places: tuple[Tensor | None, Tensor, Tensor] | None = None
 
     def _room(self, groups: int, length: int) -> Tensor:
         w = self._w
@@ -77,7 +78,7 @@ class Prefixes:
         self._member_B = np.concatenate([self._member_B, found[:, 1]])
         self._lengths_G = np.concatenate([self._lengths_G, lengths])
         self._write(prefill, start, groups)
-        self._sharing = None
+        self._sharing = self._places = None
 
     def _write(self, prefill: Prefill, start: int, groups: Sequence[int | None]) -> None:
         have, length = self._cache.shape[2], self._cache.shape[4]
@@ -109,7 +110,18 @@ class Prefixes:
             self._lengths_G[holes] = self._lengths_G[movers]
             self._lengths_G = self._lengths_G[: len(used)]
             self._group_B = new_G[self._group_B]
-        self._sharing = None
+        self._sharing = self._places = None
+
+    def places(self, batch: int) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return the prefixes, None if there are none, the group of each row and how many of its positions count.
+
+        Rows of the batch beyond the live ones are padding and read nothing.
+        """
+        if self._places is None or len(self._places[1]) != batch:
+            padding = (0, batch - len(self._group_B))
+            groups_B, shared_B = (torch.from_numpy(np.pad(rows, padding)) for rows in (self._group_B, self.lengths()))
+            self._places = (self._cache if self._lengths_G.any() else None, groups_B, shared_B)
+        return self._places
 
     def sharing(self, batch: int) -> Sharing | None:
         """How the rows of a batch, of which the last may be padding, read their prefixes; None if there are none."""

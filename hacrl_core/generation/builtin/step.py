@@ -14,30 +14,21 @@ from torch import Tensor
 
 from hacrl_core.generation.builtin.prefixes import MEMBERS, Sharing
 from hacrl_core.generation.builtin.weights import BlockWeights, DecoderWeights
-
-
-class Workspace:
-    """Buffers by name, as large as they were ever asked for."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._empty = torch.empty(0, device=device, dtype=dtype)
-        self._held: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Return the buffer of this name in this shape; it holds whatever was written last."""
-        size = math.prod(shape)
-        held = self._held.get(name, self._empty)
-        if held.numel() < size:
-            held = self._held[name] = torch.empty(size, device=held.device, dtype=held.dtype)
-        return held[:size].view(shape)
+from hacrl_core.generation.builtin.workspace import Workspace
 
 
 class Slots:
-    """Keys and values as [layer, key or value, slot, head, position, channel], and which positions are written."""
+    """Keys and values as [layer, key or value, slot, head, position, channel], and which positions are written.
 
-    def __init__(self, w: DecoderWeights, cache: Tensor) -> None:
+    The native step knows that from the rows' lengths: its slots are not ``masked``.
+    """
+
+    def __init__(self, w: DecoderWeights, cache: Tensor, *, masked: bool = True) -> None:
         self.cache = cache
         _, kinds, slots, heads, length, _ = cache.shape
+        self._masked = masked
+        if not masked:
+            slots = 0
         self.mask_SHT = torch.full((slots, heads, length), -math.inf, device=cache.device, dtype=cache.dtype)
         vectors = torch.arange(kinds * slots * heads, device=cache.device)
         self._starts_KSH = (vectors * length).view(kinds, slots, heads)
@@ -45,6 +36,8 @@ class Slots:
 
     def mask_rows(self, start: int, lengths_B: Tensor) -> None:
         """Mask all but the written positions of the rows from ``start`` on."""
+        if not self._masked:
+            return
         places_T = torch.arange(self.cache.shape[4], device=self.cache.device)
         unwritten_BT = places_T >= lengths_B[start:, None]
         mask_BT = torch.zeros(unwritten_BT.shape, device=self.cache.device, dtype=self.cache.dtype)
@@ -58,7 +51,8 @@ class Slots:
                 self.cache[:, :, target, :, :width].copy_(self.cache[:, :, source, :, :width])
         else:
             self.cache[:, :, to, :, :width] = self.cache[:, :, at, :, :width]
-        self.mask_SHT[to] = self.mask_SHT[at]
+        if self._masked:
+            self.mask_SHT[to] = self.mask_SHT[at]
 
     def open(self, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """Write one position more of each row: return where, among a layer's vectors, and the mask of these rows."""

@@ -33,6 +33,7 @@ class BlockWeights:
     gate_bias: Tensor | None
     up_t: Tensor
     up_bias: Tensor | None
+    gate_up_t: Tensor | None  # both as one matrix, for the native step: in packed weights without biases behind qkv
     down_t: Tensor
     down_bias: Tensor | None
 
@@ -131,14 +132,16 @@ def _block(layer: Any, config: Any, pairs_D: Tensor | None) -> BlockWeights:
         q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
         qk_norm = torch.stack([q] * config.num_attention_heads + [k] * config.num_key_value_heads)
     attention_norm, mlp_norm = (n.weight.detach() for n in (layer.input_layernorm, layer.post_attention_layernorm))
-    gate, up = mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()
+    gate, up, gate_up = mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach(), None
     if pairs_D is None:
         qkv, qkv_bias = _joined(*projections)
     else:
         turning = config.num_attention_heads + config.num_key_value_heads
         qkv, qkv_bias = _packed(projections, turning, pairs_D)
-        qkv, gate, up = qkv.mul_(attention_norm), gate * mlp_norm, up * mlp_norm
+        qkv, gate_up = qkv.mul_(attention_norm), torch.cat([gate, up]).mul_(mlp_norm)
+        gate, up = gate_up.chunk(2)
         qk_norm = None if qk_norm is None else qk_norm[:, pairs_D]
+    behind = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     return BlockWeights(
         attention_norm=attention_norm if pairs_D is None else None,
         qkv_t=qkv.t(),
@@ -151,6 +154,7 @@ def _block(layer: Any, config: Any, pairs_D: Tensor | None) -> BlockWeights:
         gate_bias=_detached(mlp.gate_proj.bias),
         up_t=up.t(),
         up_bias=_detached(mlp.up_proj.bias),
+        gate_up_t=None if gate_up is None or any(part.bias is not None for part in behind) else gate_up.t(),
         down_t=mlp.down_proj.weight.detach().t(),
         down_bias=_detached(mlp.down_proj.bias),
     )

@@ -1,5 +1,5 @@
 """The hand-written step against the model's own forward: rows that join and leave, prompts that are shared, long ones,
-padding, both forms of the weights.
+padding, both forms of the weights, the native step and its twin in torch.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,24 @@ import torch
 from transformers import PreTrainedModel
 
 from hacrl_core.agents.agent import load_agent
-from hacrl_core.generation.builtin import BuiltinEngine, weights
+from hacrl_core.generation.builtin import BuiltinEngine, fast, weights
 from hacrl_core.generation.builtin.fast import FastDecoder
 from hacrl_core.generation.builtin.sampling import AMBIGUITY_MARGIN
 from hacrl_core.generation.protocols import GenerationRequest, SamplingParams
+from hacrl_core.native import find_compiler
 
 Checkpoint = Callable[[str], Path]
 KINDS = ["llama", "llama-biases", "qwen2", "qwen3"]  # all with grouped heads
+
+
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both twins of the step; the native one where the machine has a C compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(fast, "native_kernels", lambda weights: None)
+    elif find_compiler() is None:
+        pytest.skip("no C compiler: the native step cannot be built")
+    return str(request.param)
 
 
 def decoder_of(model: PreTrainedModel, storage: torch.Tensor | None = None) -> FastDecoder:
