@@ -57,7 +57,7 @@ def find_compiler() -> tuple[str, ...] | None:
 
 def _built(source: Path, compiler: tuple[str, ...]) -> Path:
     """Return the library of a source file, compiled now if it is not kept from before."""
-    code = source.read_bytes()
+    code = source.read_bytes() + source.with_name("common.h").read_bytes()
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
     parts = (code, " ".join(FLAGS).encode(), version, _cpu().encode())
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:20]

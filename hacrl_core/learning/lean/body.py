@@ -7,6 +7,7 @@ and run once per distinct token. The last layer goes on with the positions that 
 """
 
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from transformers import PreTrainedModel
 
 from hacrl_core.agents.freed_memory import is_large
 from hacrl_core.learning.fused.head import hidden_states
-from hacrl_core.learning.lean.attention import Cells, attend, cells_of, tree_of
+from hacrl_core.learning.lean import native
+from hacrl_core.learning.lean.attention import attend, cells_of, tree_of
 from hacrl_core.learning.sequences import Ints, Microbatch, TrainSequence, Tree, microbatches
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -31,7 +33,7 @@ def lean_states(model: PreTrainedModel, batch: Microbatch) -> Tensor:
     tree, base = tree_of(batch), model.model
     places_R = torch.from_numpy(tree.place_BT.reshape(-1)[batch.positions_R])
     few = len(places_R) <= len(tree.tokens_N)  # responses that share much have more positions than nodes
-    shape = _Shape(model, tree, cells_of(batch, tree, *_heads(model)))
+    shape = _Shape(model, tree, batch)
     x_NH = _layers(base, tree.tokens_N, shape, places_R if few else None)
     states: Tensor = normed(x_NH, float(model.config.rms_norm_eps)) * base.norm.weight
     return states if few else F.embedding(places_R, states)
@@ -92,20 +94,34 @@ def _probe(model: PreTrainedModel) -> bool:
 class _Shape:
     """What all layers of a pass have in common."""
 
-    def __init__(self, model: PreTrainedModel, tree: Tree, cells: Cells) -> None:
+    def __init__(self, model: PreTrainedModel, tree: Tree, batch: Microbatch) -> None:
         self.heads, self.key_heads = _heads(model)
         self.turned = self.heads + self.key_heads
         self.channels = int(model.model.layers[0].self_attn.head_dim)
         self.epsilon = float(model.config.rms_norm_eps)
-        self.cells = cells
-        self.turn = self._turn(model.model, tree)
+        if native.takes(model.model.embed_tokens.weight):
+            paths = native.paths_of(batch, tree, self.heads, self.key_heads)
+            turns = self._angles(model.model, torch.arange(batch.input_ids_BT.shape[1]))
+            self._attend = partial(native.attend, turns=torch.view_as_real(turns), paths=paths)
+        else:
+            turn = self._turn(self._angles(model.model, torch.from_numpy(tree.depth_N)))
+            self._attend = partial(attend, turn=turn, cells=cells_of(batch, tree, self.heads, self.key_heads))
 
-    def _turn(self, base: Any, tree: Tree) -> Tensor:
-        """Return the rotation of every node's heads as complex numbers; values are not turned."""
-        cos, sin = base.rotary_emb(base.embed_tokens.weight[:1, None], torch.from_numpy(tree.depth_N)[None])
+    def attend(self, joined: Tensor, scale: float) -> Tensor:
+        """Return what each node reads, from the queries, keys and values of all."""
+        read: Tensor = self._attend(joined, scale=scale)
+        return read
+
+    def _angles(self, base: Any, depths: Tensor) -> Tensor:
+        """Return the rotation of each pair of channels at some depths, as complex numbers."""
+        cos, sin = base.rotary_emb(base.embed_tokens.weight[:1, None], depths[None])
         half = self.channels // 2
-        turn = torch.ones(len(tree.tokens_N), self.turned + self.key_heads, half, dtype=torch.complex64)
-        turn[:, : self.turned] = torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])
+        return torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+
+    def _turn(self, angles_ND: Tensor) -> Tensor:
+        """Return the rotation of every node's heads; values are not turned."""
+        turn = torch.ones(len(angles_ND), self.turned + self.key_heads, angles_ND.shape[1], dtype=torch.complex64)
+        turn[:, : self.turned] = angles_ND[:, None]
         return turn
 
     def paired(self, weight: Tensor) -> Tensor:
@@ -130,7 +146,7 @@ def _layers(base: Any, tokens_N: Ints, shape: _Shape, places_R: Tensor | None) -
             joined = F.embedding(place_N, joined)
         scale = float(layer.self_attn.scaling)
         joined = joined.view(len(x_NH), -1, shape.channels)
-        mixed_NC = attend(joined, shape.turn, shape.cells, scale)
+        mixed_NC = shape.attend(joined, scale)
         if last and places_R is not None:
             x_NH, mixed_NC = F.embedding(places_R, x_NH), F.embedding(places_R, mixed_NC)
         x_NH = torch.addmm(x_NH, mixed_NC, layer.self_attn.o_proj.weight.t())
@@ -170,13 +186,15 @@ def _children(mlp: Any) -> list[Any]:
 
 def normed(x: Tensor, epsilon: float) -> Tensor:
     """Divide by the root mean square along the last axis: a norm without its weight."""
-    hat: Tensor = _Normed.apply(x, epsilon)  # type: ignore[no-untyped-call]
+    function = native.Normed if native.takes(x) else _Normed
+    hat: Tensor = function.apply(x, epsilon)  # type: ignore[no-untyped-call]
     return hat
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) · up."""
-    inner: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
+    function = native.Gated if native.takes(gate) else _Gated
+    inner: Tensor = function.apply(gate, up)  # type: ignore[no-untyped-call]
     return inner
 
 

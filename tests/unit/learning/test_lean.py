@@ -1,4 +1,7 @@
-"""The lean body against the model's own code and autograd: functions, states, gradients, and where it must not run."""
+"""The lean body against the model's own code and autograd: functions, states, gradients, and where it must not run.
+
+Everything is asked of the compiled kernels and of their twin in torch.
+"""
 
 import numpy as np
 import pytest
@@ -10,12 +13,13 @@ from test_prefixes import grouped
 from hacrl_core.agents.agent import Agent
 from hacrl_core.config.training import LoraConfig, UpdateConfig
 from hacrl_core.learning import prefixes
-from hacrl_core.learning.lean import lean_states, runs_lean
+from hacrl_core.learning.lean import lean_states, native, runs_lean
 from hacrl_core.learning.lean.attention import attend, cells_of, tree_of
 from hacrl_core.learning.lean.body import gated, normed
 from hacrl_core.learning.scoring import score_sequences
 from hacrl_core.learning.sequences import Microbatch, TrainSequence, microbatches
 from hacrl_core.learning.trainer import Trainer
+from hacrl_core.native import find_compiler
 
 KINDS = ["llama", "mistral", "qwen3"]
 SEQUENCES = {
@@ -25,6 +29,14 @@ SEQUENCES = {
     "single tokens": [TrainSequence((3, 4), (5,)), TrainSequence((3, 4), (6,)), TrainSequence((7,), (8,))],
     "one beginning": [TrainSequence((3, 4), (5,) * 9 + (6 + n,)) for n in range(20)],
 }
+
+
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def twin(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif find_compiler() is None:
+        pytest.skip("no C compiler: the kernels cannot be built")
 
 
 def agent_of(kind: str, **changes: object) -> Agent:
