@@ -24,7 +24,7 @@ def test_every_preset_loads(path):
     sweep = load_sweep(path)
     assert sweep.config.compared_with in sweep.variants
     assert len({c.label for c in sweep.cells}) == len(sweep.cells)
-    few = {"tuning": 2, "cosine": 4, "even-tuning": 3, "arena": 2, "real": 3}
+    few = {"tuning": 2, "cosine": 4, "even-tuning": 3, "even-tuning-methods": 3, "arena": 2, "real": 3}
     assert len(sweep.config.seeds) >= few.get(path.stem, 5)
 
 
@@ -32,7 +32,7 @@ def test_comparisons_do_not_use_the_seeds_of_tuning_and_tuning_is_gspo_alone():
     alone, each = load_sweep(FOLDER / "tuning.yaml"), load_sweep(FOLDER / "even-tuning.yaml")
     assert all(not c.config.objective(a).share_rollouts for c in alone.cells for a in c.config.agents)
     for path in SWEEPS:
-        if path.stem not in ("tuning", "even-tuning"):
+        if path.stem not in ("tuning", "even-tuning", "even-tuning-methods"):
             assert not {*alone.config.seeds, *each.config.seeds} & set(load_sweep(path).config.seeds)
 
 
@@ -58,6 +58,44 @@ def test_the_longer_run_of_the_even_pair_changes_its_length_alone():
         assert cell.config.iterations == 40
         same = short[cell.variant, cell.seed]
         assert cell.config.model_copy(update={"iterations": 20, "name": same.name}) == same
+
+
+def test_fresh_seeds_change_nothing_of_the_longer_run_but_seeds_and_one_method():
+    old, fresh = load_sweep(FOLDER / "even-longer.yaml"), load_sweep(FOLDER / "even-fresh.yaml")
+    assert fresh.config.seeds == tuple(range(225, 249))
+    assert fresh.variants == ["gspo", "gspo_x2", "hacpo", "raft_foreign"]
+    longer = {c.variant: c.config for c in old.cells if c.seed == 201}
+    for cell in fresh.cells:
+        same = longer.get(cell.variant, longer["hacpo"])
+        assert cell.config.iterations == same.iterations == 40
+        assert (cell.config.agents, cell.config.evaluate, cell.config.problems) == (
+            same.agents,
+            same.evaluate,
+            same.problems,
+        )
+        if cell.variant in longer:
+            assert cell.config.model_copy(update={"seed": same.seed, "name": same.name}) == same
+        else:
+            assert cell.config.preset == "raft_foreign"
+    # Nobody has compared anything on these seeds.
+    for path in SWEEPS:
+        assert path.stem == "even-fresh" or not set(load_sweep(path).config.seeds) & set(fresh.config.seeds)
+
+
+def test_the_methods_are_tuned_as_the_other_five_were():
+    five, nine = load_sweep(FOLDER / "even-tuning.yaml"), load_sweep(FOLDER / "even-tuning-methods.yaml")
+    names = [{c.split(".")[0] for c in sweep.variants} for sweep in (five, nine)]
+    assert not names[0] & names[1]
+    assert names[0] | names[1] == set(load_sweep(FOLDER / "even-methods.yaml").variants)
+    assert nine.config.seeds == five.config.seeds
+    alike = {(c.seed, c.config.update.learning_rate): c.config for c in five.cells}
+    for cell in nine.cells:
+        same = alike[cell.seed, cell.config.update.learning_rate]
+        assert (cell.config.agents, cell.config.evaluate, cell.config.iterations) == (
+            same.agents,
+            same.evaluate,
+            same.iterations,
+        )
 
 
 def test_more_methods_and_switches_run_on_the_even_pair_as_it_is():
