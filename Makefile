@@ -67,9 +67,12 @@ arena: setup  ## A quick look at seven ways of learning from each other: one tas
 	@$(BIN)/hacrl sweep configs/sweeps/arena.yaml
 
 # A run that is stopped leaves complete seeds of the sweeps that came first.
+SWEEPS := even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha \
+  even-tuning-methods even-methods even-fresh switches even-resample even-three
+
 reproduce: setup  ## All comparisons and ablations on tiny pairs, then docs/results.md; hours, resumable
-	@for sweep in even-tuning even even-longer tuning main extensions ablations rivals confirm answers gap three longer alpha even-methods switches even-resample even-three; do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
-	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
+	@for sweep in $(SWEEPS); do $(BIN)/hacrl sweep configs/sweeps/$$sweep.yaml || exit 1; done
+	@$(MAKE) results
 
 # Gemma's file is put together inside its package, where the sweep looks for it.
 reproduce-real: .venv/census-ready  ## Compare three methods on SmolLM2-135M and gemma-3-270m; half an hour of a free core
@@ -77,8 +80,9 @@ reproduce-real: .venv/census-ready  ## Compare three methods on SmolLM2-135M and
 	@mkdir -p .hacrl/real && $(BIN)/python -m benchmarks.stage_cpu .hacrl/real/cpu.csv $(BIN)/hacrl sweep configs/sweeps/real.yaml --home .hacrl/real
 	@$(BIN)/python docs/results/build/real_page.py --home .hacrl/real
 
-results: setup  ## The pages of results again, from the store alone
-	@$(BIN)/python docs/results/build/page.py && $(BIN)/python docs/results/build/arena.py && $(BIN)/python docs/results/build/longer.py && $(BIN)/python docs/results/build/methods.py && $(BIN)/python docs/results/build/readme_picture.py
+results: setup  ## The pages of results again, from the store alone (EXPORT="--home HOME --only SWEEPS": from some sweeps)
+	@$(BIN)/python docs/results/build/page.py $(EXPORT)
+	@for page in arena longer fresh methods readme_picture; do $(BIN)/python docs/results/build/$$page.py || exit 1; done
 
 # Types take a minute of one core in a fresh clone: they are checked beside the tests and told behind them.
 test: dev  ## Lint, types, layers and all tests; under ten minutes on two cores

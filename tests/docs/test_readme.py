@@ -43,7 +43,7 @@ def test_the_arena_is_written_from_the_committed_cells(monkeypatch) -> None:  # 
     arena = importlib.import_module("arena")
     assert (ROOT / "docs/arena.md").read_text() == arena.page()
     # A method that ends five points higher on every seed comes first, whatever else there is.
-    ends = {task.name: arena.ends_of(task) for task in arena.TASKS}
+    ends = {task.name: arena.ends_of(task) for task in arena.TASKS if arena.there(task)}
     raised = {seed: value + 0.05 for seed, value in ends["a large gap"].after["gspo_x2"].items()}
     best = arena.Ends({}, {**ends["a large gap"].after, "grpo": raised}, {})
     label, cells, mean = arena.arena({"a large gap": best})[0]

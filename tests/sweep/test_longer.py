@@ -4,6 +4,7 @@ import csv
 import itertools
 
 import longer
+import longrun
 import pytest
 
 LEAD = {"gspo": (0.0, 0.0), "gspo_x2": (0.0, 0.01), "hacpo": (0.02, 0.03), "shared_gspo": (0.05, 0.02)}
@@ -24,7 +25,7 @@ def write(folder, seeds, *, without=(), wobble=0.001):
                 rewards.writerow([method, seed, agent, step, 0.5 + off + lead + noise if step % 20 == 0 else ""])
                 if step:
                     logprobs.writerow([method, seed, agent, step, -entropy])
-    return longer.read_run(folder=folder)
+    return longrun.read_run(longer.STUDY, folder)
 
 
 def test_a_seed_counts_if_both_methods_have_it(tmp_path):
@@ -56,26 +57,26 @@ def test_six_seeds_show_nothing_and_the_page_says_so(tmp_path):
 
 
 def test_the_picture_is_drawn(tmp_path):
-    longer.draw(write(tmp_path, range(1, 9)), tmp_path / "picture.png")
+    longrun.draw(write(tmp_path, range(1, 9)), ["shared_gspo"], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_the_pages_say_what_the_committed_cells_say():
-    run = longer.committed()
-    results = (longer.RESULTS.parent / "results.md").read_text()
-    assert longer.replaced(results, longer.sentence(run)) == results
+    run = longrun.committed(longer.STUDY)
+    results = (longrun.RESULTS.parent / "results.md").read_text()
+    assert longrun.replaced(results, "longer.py", longer.sentence(run)) == results
     if run is not None:
-        assert (longer.RESULTS / "longer.md").read_text() == longer.page(run)
-        site = (longer.RESULTS.parents[1] / "mkdocs.yml").read_text()
-        assert longer.in_nav(site) == site
+        assert (longrun.RESULTS / "longer.md").read_text() == longer.page(run)
+        site = (longrun.RESULTS.parents[1] / "mkdocs.yml").read_text()
+        assert longrun.in_nav(site, "longer") == site
 
 
 def test_the_site_has_the_page_once():
     site = "- Results: [results.md, results/protocol.md, results/census.md]"
-    once = longer.in_nav(site)
+    once = longrun.in_nav(site, "longer")
     assert once == "- Results: [results.md, results/protocol.md, results/longer.md, results/census.md]"
-    assert longer.in_nav(once) == once
-    assert "results/protocol.md, " in (longer.RESULTS.parents[1] / "mkdocs.yml").read_text()
+    assert longrun.in_nav(once, "longer") == once
+    assert "results/protocol.md, " in (longrun.RESULTS.parents[1] / "mkdocs.yml").read_text()
 
 
 def test_methods_that_did_not_run_are_not_called_exploratory(tmp_path):

@@ -1,12 +1,16 @@
-"""Write docs/arena.md from the committed cells: every method on every task, and who is ahead.
+"""Write docs/arena.md from the committed cells: every method on every task that has run, and who is ahead.
 
 python docs/results/build/arena.py
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import fresh
 import numpy as np
+import tuning
+from longrun import EARLY, span
 from readme_picture import RESULTS, Ends, read_ends
 
 PAGE = RESULTS.parent / "arena.md"
@@ -25,14 +29,21 @@ class Task:
 
 TASKS = (
     Task(("even",), "taught the same", "half addition, half subtraction for both agents; rates tuned per method"),
-    Task(("even-methods",), "taught the same, every method", "the first eight seeds again; untuned methods at 1e-4"),
+    Task(("even-methods",), "taught the same, every method", "the first eight seeds again; {rates}"),
+    Task(("even-fresh",), "taught the same, fresh seeds", "seeds {seeds}, after 20 of their 40 iterations; {rates}"),
+    Task(
+        ("even-three",),
+        "taught the same, three agents",
+        "against GSPO×3, which samples as many answers as three agents share; not tuned",
+    ),
     Task(("main", "rivals"), "opposite strengths", "ada was taught mostly addition, ben mostly subtraction"),
     Task(("confirm",), "the same, fresh seeds", "claims written down before"),
     Task(("answers",), "several valid answers", "opposite strengths, answers right within 5 %"),
     Task(("gap",), "a large gap", "ada starts at 87 %, ben at 41 %"),
 )
-# Shared GSPO was called Naive with the ratio to the sampler first; the settings are the same.
-SAME = {"naive_sampler_ratio": "shared_gspo"}
+# Shared GSPO was called Naive with the ratio to the sampler first; the settings are the same. Three agents are compared
+# with three times the answers.
+SAME = {"naive_sampler_ratio": "shared_gspo", "gspo_x3": RIVAL}
 LABELS = {
     "gspo": "GSPO",
     "hacpo": "HACPO",
@@ -70,12 +81,14 @@ def arena(tasks: Mapping[str, Ends]) -> list[tuple[str, list[str], float]]:
     return sorted(rows, key=lambda row: (-sum(bool(cell) for cell in row[1]), -row[2]))
 
 
-def ends_of(task: Task) -> Ends:
+def ends_of(task: Task, folder: Path = RESULTS) -> Ends:
     """Read a task's cells, with one name for each method. Sweeps of one task share seeds and first versions.
 
     A sweep without committed cells is left out; a method that several sweeps have is that of the first one.
     """
-    parts = [read_ends(sweep) for sweep in _there(task)]
+    parts = [
+        halfway(folder) if sweep == fresh.STUDY.sweep else read_ends(sweep, folder) for sweep in there(task, folder)
+    ]
     after: dict[str, Mapping[int, float]] = {}
     for part in parts:
         for method, seeds in part.after.items():
@@ -83,25 +96,41 @@ def ends_of(task: Task) -> Ends:
     return Ends(parts[0].before, after, parts[0].no_signal)
 
 
-def _there(task: Task) -> list[str]:
-    return [sweep for sweep in task.sweeps if (RESULTS / f"{sweep}-cells.csv").exists()]
+def halfway(folder: Path = RESULTS) -> Ends:
+    """Return the rewards of the fresh seeds after as many iterations as the other tasks have."""
+    run = fresh.complete(folder)
+    assert run is not None
+    early = {m: dict(zip(run.seeds, run.at(m, EARLY), strict=True)) for m in fresh.STUDY.needed}
+    return Ends({}, early, {})
 
 
-def page() -> str:
+def there(task: Task, folder: Path = RESULTS) -> list[str]:
+    """Return the sweeps of a task that have committed cells; of the fresh seeds at least two must be complete."""
+    if fresh.STUDY.sweep in task.sweeps and fresh.complete(folder) is None:
+        return []
+    return [sweep for sweep in task.sweeps if (folder / f"{sweep}-cells.csv").exists()]
+
+
+def page(folder: Path = RESULTS) -> str:
     """Write the page."""
-    tasks = {task.name: ends_of(task) for task in TASKS}
+    ran = [task for task in TASKS if there(task, folder)]
+    tasks = {task.name: ends_of(task, folder) for task in ran}
+    run = fresh.complete(folder)
+    known = {
+        "rates": "rates tuned per method" if tuning.read_tuning(folder) else "untuned methods at 1e-4",
+        "seeds": span(run.seeds) if run else "",
+    }
     lines = [
         TOP,
-        "| method | " + " | ".join(t.name for t in TASKS) + " | mean, for the order only |",
-        "|---" + "|--:" * (len(TASKS) + 1) + "|",
+        "| method | " + " | ".join(t.name for t in ran) + " | mean, for the order only |",
+        "|---" + "|--:" * (len(ran) + 1) + "|",
     ]
     lines += [f"| {label} | " + " | ".join(cells) + f" | {mean:+.1f} |" for label, cells, mean in arena(tasks)]
-    lines += [
-        MIDDLE,
-        *(f"* **{t.name}** ({' and '.join(f'{name}.yaml' for name in _there(t))}): {t.what}." for t in TASKS),
-        BOTTOM,
-    ]
-    return "\n".join(lines)
+    lines.append(MIDDLE)
+    for t in ran:
+        names = " and ".join(f"{name}.yaml" for name in there(t, folder))
+        lines.append(f"* **{t.name}** ({names}): {t.what.format(**known)}.")
+    return "\n".join([*lines, BOTTOM])
 
 
 TOP = """# Arena: every method on every task
@@ -117,7 +146,7 @@ The tasks:
 BOTTOM = """
 **How to read it.** Cells of one column have the same seeds and the same first versions, so they may be compared.
 Columns may not be pooled: they differ in agents, in tuning and in the measure. That is the mean reward at temperature 1
-for the two columns *taught the same* and the greedy accuracy for all others. Only claims that were written down before
+for the columns *taught the same* and the greedy accuracy for all others. Only claims that were written down before
 count as shown: see [results](results.md) and [the first comparison](results/complementary.md). The intervals here are
 single ones, without correction.
 

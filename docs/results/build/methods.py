@@ -3,20 +3,23 @@
 python docs/results/build/methods.py
 
 Everything on this page is exploratory: no claim was written down before, and intervals are single ones. All numbers
-come from the committed cells of even-methods.yaml, switches.yaml, even-resample.yaml and even-three.yaml.
+come from the committed cells of even-methods.yaml, switches.yaml, even-resample.yaml and even-three.yaml, and of the
+sweeps that the learning rates were tuned with. The script also writes what docs/results.md says of them.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from readme_picture import RESULTS
+import tuning
+from longrun import replaced, wrapped
+from readme_picture import RESULTS, read_rows
 
 from flows.sweep.statistics import Difference, compare_seeds
+from hacrl_core.config.sweep import load_sweep
 
-PAGE, PICTURE = RESULTS / "methods.md", RESULTS / "methods.png"
+CONFIGS = RESULTS.parents[1] / "configs/sweeps"
 # What a method is called on the page, and in one clause what it does with the others' answers.
 METHODS = {
     "gspo": ("GSPO", "does not read them"),
@@ -34,7 +37,10 @@ METHODS = {
     "pessimistic": ("HACPO, pessimistic", "as HACPO, the smaller of clipped and unclipped gain"),
     "calibrated": ("HACPO, calibrated", "a window that lets half of them through"),
 }
+NAMES = {method: label for method, (label, _) in METHODS.items()}
 SWEEPS = ("even-methods", "switches", "even-resample", "even-three")
+# The methods of three agents.
+THREE_AGENTS = {"gspo": "GSPO", "gspo_x3": "GSPO×3", "hacpo": "HACPO", "shared_gspo": "shared GSPO"}
 # Switch → its name and the variant that it is one setting away from.
 SWITCHES = {
     "alpha_minus_1": ("α = -1", "hacpo"),
@@ -75,7 +81,7 @@ def read_cells(sweep: str, folder: Path = RESULTS) -> Cells | None:
     """Read a sweep's committed cells; None if there are none."""
     if not (folder / f"{sweep}-cells.csv").exists():
         return None
-    rows, greedy = _rows(folder / f"{sweep}-cells.csv"), _rows(folder / f"{sweep}-greedy-cells.csv")
+    rows, greedy = (read_rows(folder / f"{name}-cells.csv") for name in (sweep, f"{sweep}-greedy"))
     return Cells(_ends(rows), _ends(greedy), _means(rows, "no_signal"), _means(rows, "responses"))
 
 
@@ -92,11 +98,6 @@ def _means(rows: Sequence[Mapping[str, str]], column: str) -> Mapping[str, float
         if row[column]:
             found.setdefault(row["variant"], []).append(float(row[column]))
     return {method: float(np.mean(values)) for method, values in found.items()}
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 def limited(cells: Cells, seeds: Sequence[int]) -> Cells:
@@ -160,7 +161,7 @@ def plain_table(cells: Cells, labels: Mapping[str, str], rivals: Sequence[str]) 
     return "\n".join(lines)
 
 
-def draw(cells: Cells, switches: Cells | None, file: Path = PICTURE) -> None:
+def draw(cells: Cells, switches: Cells | None, file: Path) -> None:
     """Draw the difference of every method to GSPO, and of every switch to the method without it."""
     import matplotlib
 
@@ -170,12 +171,13 @@ def draw(cells: Cells, switches: Cells | None, file: Path = PICTURE) -> None:
     methods = [(METHODS[m][0], d) for m in METHODS if m != "gspo" and (d := cells.difference(m, "gspo"))]
     panels = [("Every method: points over GSPO", sorted(methods, key=lambda row: -row[1].mean))]
     if switches is not None:
-        rows = [(f"{METHODS[base][0]}: {label}", d) for v, (label, base) in SWITCHES.items()
-                if (d := switches.difference(v, base))]  # fmt: skip
+        # The sweep's own names are short.
+        names = load_sweep(CONFIGS / "switches.yaml").config
+        rows = [(names.label(v), d) for v, (_, base) in SWITCHES.items() if (d := switches.difference(v, base))]
         panels.append(("Single switches: points over the method without", rows))
     height = 1.2 + 0.32 * max(len(rows) for _, rows in panels)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(7.2 * len(panels), height), layout="constrained", squeeze=False
+        1, len(panels), figsize=(7.2 * len(panels), height), layout="constrained", squeeze=False, sharex=True
     )
     for axis, (title, rows) in zip(axes[0], panels, strict=True):
         axis.axvline(0, color="#888888", linewidth=1)
@@ -199,9 +201,11 @@ def page(folder: Path = RESULTS) -> str | None:
     if methods is None or "topr" not in methods.sampled:
         return None
     seeds = methods.seeds()
-    parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds)), NOTE]
+    tuned = tuning.read_tuning(folder)
+    parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds))]
+    parts += [NOTE.format(rates=rates_note(tuned))]
     switches = read_cells("switches", folder=folder)
-    if switches is not None and "alpha_0" in switches.sampled:
+    if switches is not None:
         parts += [SWITCHED, switches_table(switches)]
     resample = read_cells("even-resample", folder=folder)
     if resample is not None:
@@ -209,12 +213,82 @@ def page(folder: Path = RESULTS) -> str | None:
         parts += [RESAMPLED, plain_table(resample, labels, ("gspo",))]
     three = read_cells("even-three", folder=folder)
     if three is not None:
-        labels = {"gspo": "GSPO", "gspo_x3": "GSPO×3", "hacpo": "HACPO", "shared_gspo": "shared GSPO"}
-        parts += [THREE, plain_table(three, labels, ("gspo", "gspo_x3"))]
-    ran = [f"`{sweep}-cells.csv`" for sweep in SWEEPS if (folder / f"{sweep}-cells.csv").exists()]
-    waiting = [f"`{sweep}.yaml`" for sweep in SWEEPS if not (folder / f"{sweep}-cells.csv").exists()]
-    rest = f"\nWritten and not run: {', '.join(waiting)}." if waiting else ""
-    return "\n".join([*parts, BOTTOM.format(ran=", ".join(ran), rest=rest)])
+        parts += [THREE, plain_table(three, THREE_AGENTS, ("gspo", "gspo_x3"))]
+    if tuned:
+        edges = ", ".join(NAMES[m] for m in METHODS if m in tuned and tuned[m].edge)
+        parts += [TUNED, tuning.table(tuned, NAMES), *(["", wrapped(EDGES.format(edges=edges))] if edges else [])]
+    return "\n".join([*parts, BOTTOM.format(files=wrapped(_files(folder)))])
+
+
+def _files(folder: Path) -> str:
+    """Name the files of what ran, and the sweeps that did not."""
+    there = {sweep: (folder / f"{sweep}-cells.csv").exists() for sweep in (*SWEEPS, tuning.FIVE, tuning.NINE)}
+    both = [f"`{sweep}-cells.csv`" for sweep in SWEEPS if there[sweep]]
+    alone = [f"`{sweep}-cells.csv`" for sweep in (tuning.FIVE, tuning.NINE) if there[tuning.NINE]]
+    waiting = [f"`{sweep}.yaml`" for sweep, ran in there.items() if not ran]
+    told = f"The cells are {', '.join(both)} in the folder `docs/results`, each with a twin for greedy answers."
+    told += f" The learning rates are from {' and '.join(alone)}." if alone else ""
+    return f"{told} Written and not run: {', '.join(waiting)}." if waiting else told
+
+
+def rates_note(tuned: Mapping[str, tuning.Tuned], ran: Mapping[str, float] | None = None) -> str:
+    """Say which methods have a tuned learning rate, and which of them did not run at it."""
+    if not tuned:
+        return UNTUNED
+    others = tuning.other_rates(tuned, ran or configured(), NAMES)
+    note = (
+        "Every method's learning rate was tuned in the same way, on other seeds "
+        "([below](#how-the-learning-rates-were-chosen))"
+    )
+    return wrapped(f"{note}, and runs at the best one." if not others else f"{note}. But {', '.join(others)}.")
+
+
+def configured() -> dict[str, float]:
+    """Return the learning rate of each method in even-methods.yaml."""
+    return {c.variant: c.config.update.learning_rate for c in load_sweep(CONFIGS / "even-methods.yaml").cells}
+
+
+def sentences(folder: Path = RESULTS) -> str:
+    """Say in docs/results.md how the other methods, three agents and single switches ended."""
+    methods = read_cells("even-methods", folder)
+    if methods is None:
+        return "Nine more methods, three agents and single switches of this pair have sweeps and were not run."
+    cells = limited(methods, methods.seeds())
+    best = max((m for m in cells.sampled if m != "gspo"), key=lambda m: float(np.mean(list(cells.sampled[m].values()))))
+    d = cells.difference(best, "gspo")
+    assert d is not None
+    name = "foreign successes alone (RAFT)" if best == "raft_foreign" else NAMES[best]
+    tuned = tuning.read_tuning(folder)
+    how = "without tuning" if not tuned else "tuned in the same way"
+    if others := tuning.other_rates(tuned, configured(), NAMES):
+        how = f"most of them at the rate that was tuned for them ({', '.join(others)})"
+    told = (
+        f"The five methods above have a tuned learning rate each; [nine more](results/methods.md) ran on {d.seeds} "
+        f"seeds, {how}. There, {name} ended highest, {100 * d.mean:.1f} points over GSPO in {d.higher} of {d.seeds} "
+        "seeds: an observation, no claim."
+    )
+    return " ".join([told, *_three_said(folder), *_switches_said(folder)])
+
+
+def _three_said(folder: Path) -> list[str]:
+    three = read_cells("even-three", folder)
+    if three is None:
+        return ["Three agents of this kind have a sweep and were not run."]
+    leads = [f"{NAMES[m]} {said(d)}" for m in ("hacpo", "shared_gspo") if (d := three.difference(m, "gspo_x3"))]
+    return [f"Of three agents, in points over GSPO×3: {'; '.join(leads)}."] if leads else []
+
+
+def _switches_said(folder: Path) -> list[str]:
+    switches = read_cells("switches", folder)
+    if switches is None:
+        return ["Single switches have a sweep and were not run."]
+    found = {v: d for v, (_, base) in SWITCHES.items() if (d := switches.difference(v, base))}
+    clear = sum(d.excludes_zero for d in found.values())
+    means = [100 * d.mean for d in found.values()]
+    return [
+        f"[Single switches](results/methods.md#single-switches) moved the end by {min(means):+.1f} to "
+        f"{max(means):+.1f} points; {clear} of {len(found)} intervals lie on one side of zero."
+    ]
 
 
 TOP = """# Every method, and single switches
@@ -231,10 +305,12 @@ After 20 iterations, {seeds} seeds ({first} to {last}), the mean of both agents.
 at temperature 1 on 2400 held-out problems, in percent; differences are in points, paired by seed, with their interval
 and the number of seeds in which they are positive.
 """
-NOTE = """
+UNTUNED = """\
 GSPO, GSPO×2, HACPO, shared GSPO and Naive have a learning rate that was tuned for each. The others have 1e-4, which
 four of those five were tuned to, and were not tuned themselves: a method that ends low here may do better at another
-rate.
+rate."""
+NOTE = """
+{rates}
 *Without signal*: the share of prompts whose answers, all that the learner may learn from, are all right or all wrong.
 """
 SWITCHED = """
@@ -253,29 +329,40 @@ THREE = """
 ## Three agents
 
 A third agent, taught the same, joins; everybody's answers to a prompt stand in one minibatch, and every update has 96
-answers. The fair rival is GSPO×3, which samples as many answers as three agents share.
+answers. The fair rival is GSPO×3, which samples as many answers as three agents share. All four methods run at 1e-4:
+nothing was tuned for three agents, and GSPO's tuned rate for two is 2e-4.
 """
+TUNED = """
+## How the learning rates were chosen
+
+The mean reward of both agents after 20 iterations on tuning seeds 101 to 103, in percent, the best rate in bold. The
+agents were taught a little longer than those above. The first five methods ran before the others, with an earlier
+version of this project: rates of one row may be compared, rows may not.
+"""
+EDGES = "The best rate is the lowest or the highest that was tried for {edges}: a rate beyond it might be better still."
 BOTTOM = """
 ## Where the numbers come from
 
-The cells are {ran} in the folder `docs/results`, each with a twin
-for greedy answers.{rest}
+{files}
 
 `hacrl sweep configs/sweeps/NAME.yaml` runs a sweep, `make results` writes this page. [Algorithm](../algorithm.md) has
 every method's equation and source.
 """
 
 
-def main() -> None:
-    """Write page and picture, if the cells are there."""
-    text = page()
+def main(docs: Path = RESULTS.parent) -> None:
+    """Write page and picture, if the cells are there, and the part of docs/results.md."""
+    folder = docs / "results"
+    results = docs / "results.md"
+    results.write_text(replaced(results.read_text(), "methods.py", sentences(folder)))
+    text = page(folder)
     if text is None:
         print("no cells of even-methods.yaml: docs/results/methods.md is not written")
         return
-    methods = read_cells("even-methods")
+    methods = read_cells("even-methods", folder)
     assert methods is not None
-    draw(limited(methods, methods.seeds()), read_cells("switches"))
-    PAGE.write_text(text)
+    draw(limited(methods, methods.seeds()), read_cells("switches", folder), folder / "methods.png")
+    (folder / "methods.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -4,27 +4,32 @@ docs/results.md is about the pair that was taught the same lessons (even.yaml), 
 pair with opposite strengths (main.yaml and what follows it). A page is written if its sweep has results.
 
 ``python docs/results/build/page.py --home HOME``; ``make reproduce`` runs the sweeps first. ``--only even-longer
-switches`` writes the tables and pictures of these sweeps alone, for a home that has no others.
+switches`` writes the tables and pictures of these sweeps alone, for a home that has no others. ``--keep even-methods``
+keeps the committed cells of methods that this home did not run.
 """
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fresh
 import jinja2
 import longer
+import longrun
+import methods
 import numpy as np
 from claims import CLAIMS, CONFIRMED, EVEN, EXTENSIONS, REMOVALS, STABILITY, Answered, Claim, answer_claims
+from readme_picture import read_rows
 
 from flows.home import Home
 from flows.sweep.cells import STAGES
 from flows.sweep.pictures import draw_costs, draw_curves, draw_forest
 from flows.sweep.report import SweepReport, cells_csv, curves_csv, make_report, summary_csv
 from flows.sweep.results import BOTH, DIAGNOSTICS, SHOWN, AgentResult, CellResult
-from flows.sweep.statistics import Comparison
+from flows.sweep.statistics import Comparison, compare_variants
 from hacrl_core.config.sweep import load_sweep
 from hacrl_core.contracts.manifest import digest_of
 from hacrl_core.errors import ConfigError
@@ -43,8 +48,10 @@ SWEEPS = (
     "longer",
     "alpha",
     "even-tuning",
+    "even-tuning-methods",
     "even",
     "even-longer",
+    "even-fresh",
     "even-methods",
     "even-three",
     "switches",
@@ -57,7 +64,10 @@ PAGES = {
     "shared-gspo.md.j2": ("shared-gspo.md", "confirm"),
 }
 # Sweeps that also have a table of greedy accuracies, their secondary outcome.
-GREEDY = ("even", "even-longer", "even-methods", "even-three", "switches", "even-resample")
+GREEDY = ("even", "even-longer", "even-fresh", "even-methods", "even-three", "switches", "even-resample")
+# Sweeps whose curves are kept, and those of which the entropy is asked.
+CURVES = ("main", "extensions", "rivals", "longer", "even", "even-longer", "even-fresh")
+ENTROPY = ("even-longer", "even-fresh")
 # Sweeps of one task and one set of seeds.
 MAIN_TASK = ("main", "ablations", "extensions", "rivals", "alpha")
 HERE = Path(__file__).resolve().parent
@@ -222,13 +232,55 @@ def main() -> None:
     parser.add_argument("--sweeps", type=Path, default=Path("configs/sweeps"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--only", nargs="+", choices=SWEEPS, default=SWEEPS)
+    parser.add_argument("--keep", nargs="+", choices=SWEEPS, default=[])
     options = parser.parse_args()
     home = Home.find(options.home)
     reports = {name: make_report(load_sweep(options.sweeps / f"{name}.yaml"), home.root) for name in options.only}
     for name in set(GREEDY) & set(options.only):
         greedy = load_sweep(options.sweeps / f"{name}.yaml", ["benchmark=greedy"])
         reports[f"{name}-greedy"] = make_report(greedy, home.root)
+    for name in (n for n in reports if n.removesuffix("-greedy") in options.keep):
+        reports[name] = with_kept(reports[name], options.docs / "results" / f"{name}-cells.csv")
     write_page({name: report for name, report in reports.items() if report.results}, options.docs)
+
+
+def with_kept(report: SweepReport, file: Path) -> SweepReport:
+    """Add the committed cells of methods of which the home has none, and say which they are."""
+    kept = [r for r in read_cells(file) if r.variant in report.sweep.variants and r.variant not in report.variants]
+    names = dict.fromkeys(r.variant for r in kept)
+    print(
+        f"{file.name}: {', '.join(report.variants)} from the home; kept as committed: {', '.join(names) or 'nothing'}"
+    )
+    order = report.sweep.variants
+    variants = [v for v in order if v in report.variants or v in names]
+    results = sorted([*report.results, *kept], key=lambda r: (r.seed, order.index(r.variant)))
+    within = report.sweep.config.same_within
+    against = report.baseline if report.baseline in variants else ""
+    compared = compare_variants(results, variants, against, report.agents, within) if against else []
+    unfinished = [u for u in report.unfinished if u.variant not in names]
+    return replace(report, results=results, variants=variants, comparisons=compared, unfinished=unfinished)
+
+
+def read_cells(file: Path) -> list[CellResult]:
+    """Read committed cells as results: ends, costs and diagnostics, without their curves."""
+    cells: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}
+    for row in read_rows(file):
+        cells.setdefault((row["variant"], int(row["seed"])), {})[row["agent"]] = row
+    found = []
+    for (variant, seed), agents in cells.items():
+        results = {}
+        for name, row in agents.items():
+            last = int(row["iterations"])
+            results[name] = AgentResult(
+                accuracy={0: float(row["before"]), last: float(row["after"])},
+                responses={last: float(row["responses"])},
+                tokens={last: float(row["tokens"])},
+                metrics={metric: {last: float(row[column])} for column, metric in DIAGNOSTICS.items() if row[column]},
+                version=row["version_digest"],
+            )
+        commits = frozenset(next(iter(agents.values()))["commit"].split("+"))
+        found.append(CellResult(variant, seed, results, commits, {}, 0.0, 0.0))
+    return found
 
 
 def write_page(reports: Mapping[str, SweepReport], docs: Path, templates: Path = HERE) -> None:
@@ -251,7 +303,9 @@ def write_page(reports: Mapping[str, SweepReport], docs: Path, templates: Path =
         "CONFIRMED": CONFIRMED,
         "EVEN": EVEN,
         "difference_cells": difference_cells,
-        "longer": longer.sentence(longer.committed()),
+        "longer": longer.sentence(longrun.committed(longer.STUDY)),
+        "fresh": fresh.sentences(fresh.complete()),
+        "methods": methods.sentences(),
     }
     for template, (page, subject) in PAGES.items():
         if subject in reports:
@@ -266,11 +320,11 @@ def _write_files(name: str, report: SweepReport, folder: Path) -> None:
     (folder / f"{name}-summary.csv").write_text(summary_csv(report.comparisons))
     (folder / f"{name}-table.tex").write_text(report.accuracy().latex())
     draw_forest(report.comparisons, report.labels, report.baseline, report.agents, folder / f"{name}-forest.png")
-    if name in ("main", "extensions", "rivals", "longer", "even", "even-longer"):
+    if name in CURVES:
         (folder / f"{name}-curves.csv").write_text(curves_csv(report.results))
         draw_curves(report.results, report.variants, report.labels, report.agents, folder / f"{name}-curves.png")
         draw_costs(report.results, report.variants, report.labels, folder / f"{name}-costs.png")
-    if name == "even-longer":
+    if name in ENTROPY:
         (folder / f"{name}-entropy.csv").write_text(entropy_csv(report.results))
 
 

@@ -62,7 +62,7 @@ def read_ends(sweep: str = "even", folder: Path = RESULTS) -> Ends:
     """Read a sweep's committed cells."""
     found: dict[str, dict[str, dict[int, list[float]]]] = {"before": {}, "after": {}}
     silent: dict[str, list[float]] = defaultdict(list)
-    for row in _rows(folder / f"{sweep}-cells.csv"):
+    for row in read_rows(folder / f"{sweep}-cells.csv"):
         for end, by_method in found.items():
             by_method.setdefault(row["variant"], {}).setdefault(int(row["seed"]), []).append(float(row[end]))
         silent[row["variant"]].append(float(row["no_signal"]))
@@ -76,7 +76,7 @@ def read_ends(sweep: str = "even", folder: Path = RESULTS) -> Ends:
 def read_curves(sweep: str = "even", folder: Path = RESULTS) -> Curves:
     """Read a sweep's committed curves: the mean reward of both agents by iteration."""
     rewards: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-    for row in _rows(folder / f"{sweep}-curves.csv"):
+    for row in read_rows(folder / f"{sweep}-curves.csv"):
         if row["reward"]:
             rewards[row["variant"], int(row["seed"]), int(row["iterations_done"])].append(float(row["reward"]))
     curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -85,7 +85,7 @@ def read_curves(sweep: str = "even", folder: Path = RESULTS) -> Curves:
     return curves
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
+def read_rows(file: Path) -> list[dict[str, str]]:
     with file.open() as lines:
         return list(csv.DictReader(lines))
 
