@@ -120,6 +120,22 @@ def test_three_agents_are_compared_with_gspo_and_with_three_times_the_answers(fo
     assert [label for label, *_ in others] == ["HACPO", "GSPO"]
 
 
+def test_sweeps_that_were_stopped_early_are_shown_as_far_as_they_are_whole(folder):
+    reward = planted.leads({v: (0.01 * i,) for i, v in enumerate([*methods.THREE_AGENTS, "alpha_0"])})
+    # No switch has its method beside it; of three agents one seed is whole.
+    planted.write(folder, "switches", [planted.cell("hacpo", 201, reward), planted.cell("alpha_0", 202, reward)])
+    cells = [planted.cell(v, 201, reward) for v in methods.THREE_AGENTS]
+    planted.write(folder, "even-three", [*cells, planted.cell("gspo", 202, reward)])
+    text = methods.page(folder)
+    assert "## Single switches" not in text
+    assert "Single switches have a sweep and were not run." in methods.sentences(folder)
+    alone = next(line for line in text.split("## Three agents")[1].splitlines() if line.startswith("| GSPO |"))
+    assert alone.split(" | ")[1] == f"{100 * reward('gspo', 201, 20):.1f}"
+    task = next(t for t in arena.TASKS if t.sweeps == ("even-three",))
+    planted.write(folder, "even-three", [planted.cell("gspo", 202, reward)])
+    assert arena.arena({task.name: arena.ends_of(task, folder)}) == []
+
+
 @pytest.fixture
 def tuned(folder):
     """All methods are best at 1e-4 but TOPR, which is best at 2e-4."""
@@ -151,7 +167,7 @@ def test_a_rate_is_the_mean_over_the_seeds_that_all_rates_have():
     assert (found.seeds, found.chosen, found.edge) == ([101, 102], 5e-5, True)
 
 
-def test_the_page_says_who_was_tuned(tuned):
+def test_the_page_says_who_was_tuned(tuned, monkeypatch):
     (tuned / "even-tuning-methods-cells.csv").rename(tuned / "away")
     assert "were not tuned themselves" in methods.page(tuned)
     assert "without tuning" in methods.sentences(tuned)
@@ -160,6 +176,11 @@ def test_the_page_says_who_was_tuned(tuned):
     assert "were not tuned" not in text
     assert "## How the learning rates were chosen" in text
     assert "that was tried for GSPO, TOPR:" in text
+    configured = dict.fromkeys(methods.METHODS, 1e-4) | {"gspo": 2e-4}
+    monkeypatch.setattr(methods, "configured", lambda: configured)
+    assert "tuned in the same way, but 1 of them not at their best rate" in methods.sentences(tuned)
+    configured["topr"] = 2e-4
+    assert "tuned in the same way. There, " in methods.sentences(tuned)
     found = tuning.read_tuning(tuned)
     at = {method: t.chosen for method, t in found.items()}
     assert "and runs at the best one." in methods.rates_note(found, at)

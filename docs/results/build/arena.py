@@ -13,6 +13,8 @@ import tuning
 from longrun import EARLY, span
 from readme_picture import RESULTS, Ends, read_ends
 
+from flows.sweep.statistics import compare_seeds
+
 PAGE = RESULTS.parent / "arena.md"
 # What all methods are compared with: it is in every sweep.
 RIVAL = "gspo_x2"
@@ -68,7 +70,7 @@ def arena(tasks: Mapping[str, Ends]) -> list[tuple[str, list[str], float]]:
     """Return for each method a cell for each task and its mean over the tasks it ran on, the best first."""
     rows = []
     for method, label in LABELS.items():
-        differences = [e.difference(method, RIVAL) if method in e.after else None for e in tasks.values()]
+        differences = [compare_seeds(e.after.get(method, {}), e.after.get(RIVAL, {})) for e in tasks.values()]
         cells = [
             ""
             if d is None

@@ -183,7 +183,7 @@ def too_few(run: Run) -> str:
         f"{NUMBERS[run.study.family]} claims it takes at least {NUMBERS[needed]}. The numbers are an indication, not "
         "an answer."
     )
-    return f"{said}\n\n" if run.few else ""
+    return f"{wrapped(said)}\n\n" if run.few else ""
 
 
 # -- what pages show --------------------------------------------------------------------------------------------------

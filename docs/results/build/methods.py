@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import fresh
 import numpy as np
 import tuning
 from longrun import replaced, wrapped
@@ -109,6 +110,19 @@ def limited(cells: Cells, seeds: Sequence[int]) -> Cells:
     return Cells(sampled, greedy, cells.silent, cells.responses)
 
 
+def read_whole(sweep: str, folder: Path) -> Cells | None:
+    """Read the seeds of a sweep that every method has; None if there are none."""
+    cells = read_cells(sweep, folder)
+    return limited(cells, cells.seeds()) if cells is not None and cells.seeds() else None
+
+
+def read_switches(folder: Path) -> Cells | None:
+    """Read the switches; None unless one of them and its method have a seed in common."""
+    cells = read_cells("switches", folder)
+    there = cells is not None and any(cells.difference(v, base) for v, (_, base) in SWITCHES.items())
+    return cells if there else None
+
+
 def said(d: Difference | None) -> str:
     """Write a difference in points with its interval and the seeds in which it is positive."""
     if d is None:
@@ -138,7 +152,7 @@ def switches_table(cells: Cells) -> str:
     """Write a row for each switch: the difference to the method without it."""
     lines = ["| method | switch | reward | greedy |", "|---|---|--:|--:|"]
     for variant, (label, base) in SWITCHES.items():
-        if variant in cells.sampled:
+        if cells.difference(variant, base):
             both = [said(cells.difference(variant, base, greedy=greedy)) for greedy in (False, True)]
             lines.append(f"| {METHODS[base][0]} | {label} | {both[0]} | {both[1]} |")
     return "\n".join(lines)
@@ -204,14 +218,15 @@ def page(folder: Path = RESULTS) -> str | None:
     tuned = tuning.read_tuning(folder)
     parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds))]
     parts += [NOTE.format(rates=rates_note(tuned))]
-    switches = read_cells("switches", folder=folder)
+    parts += [AGAIN] if fresh.complete(folder) else []
+    switches = read_switches(folder)
     if switches is not None:
         parts += [SWITCHED, switches_table(switches)]
     resample = read_cells("even-resample", folder=folder)
     if resample is not None:
         labels = {"gspo": "GSPO", "gspo_resample": "GSPO, prompts without signal again"}
         parts += [RESAMPLED, plain_table(resample, labels, ("gspo",))]
-    three = read_cells("even-three", folder=folder)
+    three = read_whole("even-three", folder)
     if three is not None:
         parts += [THREE, plain_table(three, THREE_AGENTS, ("gspo", "gspo_x3"))]
     if tuned:
@@ -261,7 +276,7 @@ def sentences(folder: Path = RESULTS) -> str:
     tuned = tuning.read_tuning(folder)
     how = "without tuning" if not tuned else "tuned in the same way"
     if others := tuning.other_rates(tuned, configured(), NAMES):
-        how = f"most of them at the rate that was tuned for them ({', '.join(others)})"
+        how = f"tuned in the same way, but {len(others)} of them not at their best rate"
     told = (
         f"The five methods above have a tuned learning rate each; [nine more](results/methods.md) ran on {d.seeds} "
         f"seeds, {how}. There, {name} ended highest, {100 * d.mean:.1f} points over GSPO in {d.higher} of {d.seeds} "
@@ -271,7 +286,7 @@ def sentences(folder: Path = RESULTS) -> str:
 
 
 def _three_said(folder: Path) -> list[str]:
-    three = read_cells("even-three", folder)
+    three = read_whole("even-three", folder)
     if three is None:
         return ["Three agents of this kind have a sweep and were not run."]
     leads = [f"{NAMES[m]} {said(d)}" for m in ("hacpo", "shared_gspo") if (d := three.difference(m, "gspo_x3"))]
@@ -279,7 +294,7 @@ def _three_said(folder: Path) -> list[str]:
 
 
 def _switches_said(folder: Path) -> list[str]:
-    switches = read_cells("switches", folder)
+    switches = read_switches(folder)
     if switches is None:
         return ["Single switches have a sweep and were not run."]
     found = {v: d for v, (_, base) in SWITCHES.items() if (d := switches.difference(v, base))}
@@ -312,6 +327,10 @@ rate."""
 NOTE = """
 {rates}
 *Without signal*: the share of prompts whose answers, all that the learner may learn from, are all right or all wrong.
+"""
+AGAIN = """\
+RAFT ended highest when this table was first written. It ran again on [fresh seeds](fresh.md), for twice as long and
+with claims that were written down before.
 """
 SWITCHED = """
 ## Single switches
@@ -361,7 +380,7 @@ def main(docs: Path = RESULTS.parent) -> None:
         return
     methods = read_cells("even-methods", folder)
     assert methods is not None
-    draw(limited(methods, methods.seeds()), read_cells("switches", folder), folder / "methods.png")
+    draw(limited(methods, methods.seeds()), read_switches(folder), folder / "methods.png")
     (folder / "methods.md").write_text(text)
 
 

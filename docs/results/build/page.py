@@ -246,7 +246,8 @@ def main() -> None:
 
 def with_kept(report: SweepReport, file: Path) -> SweepReport:
     """Add the committed cells of methods of which the home has none, and say which they are."""
-    kept = [r for r in read_cells(file) if r.variant in report.sweep.variants and r.variant not in report.variants]
+    committed = read_cells(file) if file.exists() else []
+    kept = [r for r in committed if r.variant in report.sweep.variants and r.variant not in report.variants]
     names = dict.fromkeys(r.variant for r in kept)
     print(
         f"{file.name}: {', '.join(report.variants)} from the home; kept as committed: {', '.join(names) or 'nothing'}"
