@@ -124,6 +124,12 @@ def page(run: Run, folder: Path = RESULTS) -> str:
         else f"{len(run.seeds)} of the {len(plan.config.seeds)} planned seeds were complete in all four methods when "
         f"the run ended, and they alone are used: {span(run.seeds)}."
     )
+    rows = read_rows(folder / f"{STUDY.sweep}-cells.csv")
+    commits = sorted({commit for row in rows if int(row["seed"]) in run.seeds for commit in row["commit"].split("+")})
+    if len(commits) > 1:
+        state += (
+            f" Unlike the protocol says, their cells are of several versions of this project: {', '.join(commits)}."
+        )
     by_rate: dict[float, list[str]] = {}
     for variant, rate in {c.variant: c.config.update.learning_rate for c in plan.cells}.items():
         by_rate.setdefault(rate, []).append(LABELS[variant])
