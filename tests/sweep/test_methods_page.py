@@ -1,6 +1,7 @@
 """The page of every method: its differences are those of the cells."""
 
 import shutil
+from dataclasses import replace
 
 import arena
 import longrun
@@ -11,13 +12,13 @@ import tuning
 from hacrl_core.config.sweep import load_sweep
 from tests.sweep import planted
 
-HEAD = "variant,seed,agent,iterations,before,after,responses,tokens,no_signal\n"
+HEAD = "variant,seed,agent,iterations,before,after,responses,tokens,no_signal,commit\n"
 
 
 def write(folder, sweep, ends, silent=0.1):
     """``ends``: method → seed → the ends of both agents, the greedy ones ten points higher."""
     for name, more in ((sweep, 0.0), (f"{sweep}-greedy", 0.1)):
-        rows = [f"{m},{seed},{agent},20,0.4,{value + more:.4f},3840,75000,{silent}"
+        rows = [f"{m},{seed},{agent},20,0.4,{value + more:.4f},3840,75000,{silent},0123456789"
                 for m, seeds in ends.items() for seed, both in seeds.items()
                 for agent, value in zip(("ada", "ben"), both, strict=True)]  # fmt: skip
         (folder / f"{name}-cells.csv").write_text(HEAD + "\n".join(rows) + "\n")
@@ -52,6 +53,16 @@ def test_rows_of_one_table_have_the_same_seeds_the_best_first(folder):
     assert (rows[0].count("2/2"), rows[0].count("1/2")) == (2, 1)
 
 
+def test_a_method_that_ran_with_another_version_is_named(tmp_path):
+    reward = planted.leads({"gspo": (0.0,), "gspo_x2": (0.0,), "topr": (0.0,), "xgrpo": (0.01,)})
+    cells = [planted.cell(m, s, reward) for s in (201, 202) for m in ("gspo", "gspo_x2", "topr", "xgrpo")]
+    planted.write(tmp_path, "even-methods", cells)
+    assert "another one" not in methods.page(tmp_path)
+    again = [replace(c, commits=frozenset({"fedcba9876"})) if c.variant == "xgrpo" else c for c in cells]
+    planted.write(tmp_path, "even-methods", again)
+    assert "version 0123456789 of this project, and with another one: XGRPO (fedcba9876)." in methods.page(tmp_path)
+
+
 def test_a_switch_is_compared_with_its_own_method(folder):
     ends = {"hacpo": seeds(0.5, 0.5), "shared_gspo": seeds(0.6, 0.6), "alpha_0": seeds(0.51, 0.52)}
     write(folder, "switches", ends | {"shared_gspo_mixed": seeds(0.59, 0.58)})
@@ -74,7 +85,7 @@ def test_the_page_has_a_part_for_what_ran_and_none_for_the_rest(folder):
 
 
 def test_switches_with_every_column_of_real_cells(folder):
-    variants = load_sweep(methods.CONFIGS / "switches.yaml").variants
+    variants = load_sweep(tuning.CONFIGS / "switches.yaml").variants
     # Everything that the sweep runs has a row, but the two methods themselves.
     assert set(variants) - {"hacpo", "shared_gspo"} == set(methods.SWITCHES)
     ends = {v: (0.01 * i,) for i, v in enumerate(variants)}
@@ -96,7 +107,7 @@ def test_switches_with_every_column_of_real_cells(folder):
 
 def test_three_agents_are_compared_with_gspo_and_with_three_times_the_answers(folder):
     ends = {"gspo": (0.0,), "gspo_x3": (0.01,), "hacpo": (0.02,), "shared_gspo": (0.03,)}
-    sweep = load_sweep(methods.CONFIGS / "even-three.yaml")
+    sweep = load_sweep(tuning.CONFIGS / "even-three.yaml")
     assert sweep.variants == list(ends) == list(methods.THREE_AGENTS)
     reward = planted.leads(ends, size=0.0002)
     cells = [
@@ -139,7 +150,7 @@ def test_sweeps_that_were_stopped_early_are_shown_as_far_as_they_are_whole(folde
 @pytest.fixture
 def tuned(folder):
     """All methods are best at 1e-4 but TOPR, which is best at 2e-4."""
-    variants = load_sweep(methods.CONFIGS / "even-tuning-methods.yaml").variants
+    variants = load_sweep(tuning.CONFIGS / "even-tuning-methods.yaml").variants
     ends = {v: (0.03 if v.endswith(("0_0001", "topr.learning_rate-0_0002")) else 0.0,) for v in variants}
     ends["topr.learning_rate-0_0001"] = (0.01,)
     reward = planted.leads(ends, size=0.0005)
@@ -177,24 +188,24 @@ def test_the_page_says_who_was_tuned(tuned, monkeypatch):
     assert "## How the learning rates were chosen" in text
     assert "that was tried for GSPO, TOPR:" in text
     configured = dict.fromkeys(methods.METHODS, 1e-4) | {"gspo": 2e-4}
-    monkeypatch.setattr(methods, "configured", lambda: configured)
+    monkeypatch.setattr(tuning, "configured", lambda: configured)
     assert "tuned in the same way, but 1 of them not at their best rate" in methods.sentences(tuned)
     configured["topr"] = 2e-4
     assert "tuned in the same way. There, " in methods.sentences(tuned)
     found = tuning.read_tuning(tuned)
     at = {method: t.chosen for method, t in found.items()}
-    assert "and runs at the best one." in methods.rates_note(found, at)
-    assert "But TOPR was tuned to 2e-4 and ran at 1e-4." in methods.rates_note(found, at | {"topr": 1e-4})
+    assert "Each runs at its best one." in tuning.note(found, methods.NAMES, at)
+    assert "But TOPR was tuned to 2e-4 and ran at 1e-4." in tuning.note(found, methods.NAMES, at | {"topr": 1e-4})
 
 
 def test_the_methods_run_at_the_rates_that_were_tuned():
     found = tuning.read_tuning()
     if not found:
         pytest.skip("even-tuning-methods-cells.csv is not committed: nine methods have no tuned rate yet")
-    assert {method: t.chosen for method, t in found.items()} == methods.configured()
+    assert {method: t.chosen for method, t in found.items()} == tuning.configured()
     assert all(t.seeds == [101, 102, 103] for t in found.values())
     assert {len(t.rewards) for t in found.values()} == {3}
-    fresh = load_sweep(methods.CONFIGS / "even-fresh.yaml")
+    fresh = load_sweep(tuning.CONFIGS / "even-fresh.yaml")
     assert all(c.config.update.learning_rate == found[c.variant].chosen for c in fresh.cells)
 
 

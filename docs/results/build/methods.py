@@ -20,7 +20,6 @@ from readme_picture import RESULTS, read_rows
 from flows.sweep.statistics import Difference, compare_seeds
 from hacrl_core.config.sweep import load_sweep
 
-CONFIGS = RESULTS.parents[1] / "configs/sweeps"
 # What a method is called on the page, and in one clause what it does with the others' answers.
 METHODS = {
     "gspo": ("GSPO", "does not read them"),
@@ -186,7 +185,7 @@ def draw(cells: Cells, switches: Cells | None, file: Path) -> None:
     panels = [("Every method: points over GSPO", sorted(methods, key=lambda row: -row[1].mean))]
     if switches is not None:
         # The sweep's own names are short.
-        names = load_sweep(CONFIGS / "switches.yaml").config
+        names = load_sweep(tuning.CONFIGS / "switches.yaml").config
         rows = [(names.label(v), d) for v, (_, base) in SWITCHES.items() if (d := switches.difference(v, base))]
         panels.append(("Single switches: points over the method without", rows))
     height = 1.2 + 0.32 * max(len(rows) for _, rows in panels)
@@ -217,7 +216,7 @@ def page(folder: Path = RESULTS) -> str | None:
     seeds = methods.seeds()
     tuned = tuning.read_tuning(folder)
     parts = [TOP.format(seeds=len(seeds), first=seeds[0], last=seeds[-1]), methods_table(limited(methods, seeds))]
-    parts += [NOTE.format(rates=rates_note(tuned))]
+    parts += [NOTE.format(rates=tuning.note(tuned, NAMES) + versions(folder))]
     parts += [AGAIN] if fresh.complete(folder) else []
     switches = read_switches(folder)
     if switches is not None:
@@ -229,9 +228,7 @@ def page(folder: Path = RESULTS) -> str | None:
     three = read_whole("even-three", folder)
     if three is not None:
         parts += [THREE, plain_table(three, THREE_AGENTS, ("gspo", "gspo_x3"))]
-    if tuned:
-        edges = ", ".join(NAMES[m] for m in METHODS if m in tuned and tuned[m].edge)
-        parts += [TUNED, tuning.table(tuned, NAMES), *(["", wrapped(EDGES.format(edges=edges))] if edges else [])]
+    parts += [tuning.section(tuned, NAMES)] if tuned else []
     return "\n".join([*parts, BOTTOM.format(files=wrapped(_files(folder)))])
 
 
@@ -246,21 +243,15 @@ def _files(folder: Path) -> str:
     return f"{told} Written and not run: {', '.join(waiting)}." if waiting else told
 
 
-def rates_note(tuned: Mapping[str, tuning.Tuned], ran: Mapping[str, float] | None = None) -> str:
-    """Say which methods have a tuned learning rate, and which of them did not run at it."""
-    if not tuned:
-        return UNTUNED
-    others = tuning.other_rates(tuned, ran or configured(), NAMES)
-    note = (
-        "Every method's learning rate was tuned in the same way, on other seeds "
-        "([below](#how-the-learning-rates-were-chosen))"
-    )
-    return wrapped(f"{note}, and runs at the best one." if not others else f"{note}. But {', '.join(others)}.")
-
-
-def configured() -> dict[str, float]:
-    """Return the learning rate of each method in even-methods.yaml."""
-    return {c.variant: c.config.update.learning_rate for c in load_sweep(CONFIGS / "even-methods.yaml").cells}
+def versions(folder: Path) -> str:
+    """Say which methods ran with another version of this project than most did; nothing if all ran with one."""
+    made: dict[str, set[str]] = {}
+    for row in read_rows(folder / "even-methods-cells.csv"):
+        made.setdefault(row["commit"], set()).add(row["variant"])
+    most = max(made, key=lambda commit: len(made[commit]))
+    others = [f"{NAMES[m]} ({commit})" for commit in made if commit != most for m in NAMES if m in made[commit]]
+    told = f"Most methods ran with the version {most} of this project, and with another one: {', '.join(others)}."
+    return f"\n{wrapped(told)}" if others else ""
 
 
 def sentences(folder: Path = RESULTS) -> str:
@@ -275,7 +266,7 @@ def sentences(folder: Path = RESULTS) -> str:
     name = "foreign successes alone (RAFT)" if best == "raft_foreign" else NAMES[best]
     tuned = tuning.read_tuning(folder)
     how = "without tuning" if not tuned else "tuned in the same way"
-    if others := tuning.other_rates(tuned, configured(), NAMES):
+    if others := tuning.other_rates(tuned, tuning.configured(), NAMES):
         how = f"tuned in the same way, but {len(others)} of them not at their best rate"
     told = (
         f"The five methods above have a tuned learning rate each; [nine more](results/methods.md) ran on {d.seeds} "
@@ -320,10 +311,6 @@ After 20 iterations, {seeds} seeds ({first} to {last}), the mean of both agents.
 at temperature 1 on 2400 held-out problems, in percent; differences are in points, paired by seed, with their interval
 and the number of seeds in which they are positive.
 """
-UNTUNED = """\
-GSPO, GSPO×2, HACPO, shared GSPO and Naive have a learning rate that was tuned for each. The others have 1e-4, which
-four of those five were tuned to, and were not tuned themselves: a method that ends low here may do better at another
-rate."""
 NOTE = """
 {rates}
 *Without signal*: the share of prompts whose answers, all that the learner may learn from, are all right or all wrong.
@@ -351,14 +338,6 @@ A third agent, taught the same, joins; everybody's answers to a prompt stand in 
 answers. The fair rival is GSPO×3, which samples as many answers as three agents share. All four methods run at 1e-4:
 nothing was tuned for three agents, and GSPO's tuned rate for two is 2e-4.
 """
-TUNED = """
-## How the learning rates were chosen
-
-The mean reward of both agents after 20 iterations on tuning seeds 101 to 103, in percent, the best rate in bold. The
-agents were taught a little longer than those above. The first five methods ran before the others, with an earlier
-version of this project: rates of one row may be compared, rows may not.
-"""
-EDGES = "The best rate is the lowest or the highest that was tried for {edges}: a rate beyond it might be better still."
 BOTTOM = """
 ## Where the numbers come from
 
