@@ -76,10 +76,32 @@ def _engines() -> Iterator[Check]:
         yield "ok", "vLLM", f"its interpreter is {find_python(None)}"
     except EngineError:
         yield "note", "vLLM", "not built; `make vllm` builds it (only needed for engine: {kind: vllm})"
+    yield _compiled()
     if shutil.which("g++"):
         yield "ok", "C++ compiler", "found"
     else:
         yield "note", "C++ compiler", "none; only vLLM compiles with one, unless engine.enforce_eager is set"
+
+
+def _compiled() -> Check:
+    """Whether small models run compiled kernels on this machine; asking compiles them."""
+    from hacrl_core.native import SWITCH, find_compiler, kernels
+
+    if os.environ.get(SWITCH) == "0":
+        return "note", "compiled kernels", f"switched off by {SWITCH}=0; small models run a little slower on the CPU"
+    if find_compiler() is None:
+        return (
+            "note",
+            "compiled kernels",
+            "no C compiler; small models run a little slower on the CPU. Install gcc or clang",
+        )
+    if kernels("decode") is None or kernels("body") is None:
+        return (
+            "note",
+            "compiled kernels",
+            "they do not compile here; torch does their work. `CC` names another compiler",
+        )
+    return "ok", "compiled kernels", "small models on the CPU use them"
 
 
 def _home(home: Home) -> Iterator[Check]:
