@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hacrl_core.agents import small_files
 from hacrl_core.agents.agent import AGENT_FILE, Agent, runs_own_code
 from hacrl_core.artifacts.files import HashedFile, hashed_file
 from hacrl_core.contracts.manifest import TRAINING
@@ -55,8 +56,11 @@ def _holds_plain_parameters(agent: Agent) -> bool:
     file = agent.checkpoint / WEIGHTS
     if not file.is_file():
         return False
-    with safe_open(file, framework="pt") as held:
-        return set(held.keys()) == {name for name, _ in agent.model.named_parameters()}
+    names = small_files.names_in(file)
+    if not names:
+        with safe_open(file, framework="pt") as held:
+            names = set(held.keys())
+    return names == {name for name, _ in agent.model.named_parameters()}
 
 
 def save_optimizer(
@@ -138,7 +142,8 @@ def load_optimizer(folder: Path, optimizer: torch.optim.AdamW, names: Sequence[s
     tensors: dict[str, Tensor] = {}
     try:
         for file in files:
-            tensors |= load_file(file)
+            small = small_files.read_small(file)
+            tensors |= load_file(file) if small is None else small
     except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(folder, error) from error
     parameters = optimizer.param_groups[0]["params"]
@@ -162,6 +167,14 @@ def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
     if not (checkpoint / WEIGHTS).is_file() or _surroundings(agent.checkpoint) != _surroundings(checkpoint):
         return None
     own = dict(agent.model.named_parameters())  # a tied head appears once, under its first name
+    small = small_files.read_small(checkpoint / WEIGHTS)
+    if small is not None:
+        if {name: t.shape for name, t in small.items()} != {name: t.shape for name, t in own.items()}:
+            return None
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(small[name])
+        return replace(agent, checkpoint=checkpoint)
     with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
         if set(file.keys()) != set(own):
             return None
@@ -182,14 +195,18 @@ def _surroundings(checkpoint: Path) -> dict[str, bytes]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with the bytes of ``safetensors.torch.save_file``, in small pieces, hashed meanwhile.
 
-    Float32 tensors are streamed, so that no second copy of a model is in memory; others are left to the library.
+    Many float32 tensors are streamed, so that no second copy of a model is in memory; others are left to the library.
     """
     if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
         return
     names = sorted(tensors)
+    head = tensors_head({name: tuple(tensors[name].shape) for name in names}, metadata)
+    if sum(tensor.nbytes for tensor in tensors.values()) <= small_files.MOST_BYTES:
+        small_files.write_small(path, head, {name: tensors[name] for name in names})
+        return
     with hashed_file(path) as file:
-        file.write(tensors_head({name: tuple(tensors[name].shape) for name in names}, metadata))
+        file.write(head)
         small: list[Tensor] = []
         for name in names:
             if sum(tensor.nbytes for tensor in small) + tensors[name].nbytes > _PIECE:

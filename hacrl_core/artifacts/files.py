@@ -6,8 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from hacrl_core.artifacts.direct import write_direct
 
 # Hashing and syncing release Python's lock, so threads do them at the same time.
 _THREADS = 8
@@ -17,7 +20,7 @@ _SYNC_BYTES = 256 << 20
 # memory the kernel first has to move others out of the way. Pieces of 128 KiB took 1.4 ms for 3.5 MB where one call
 # took 42 (Linux 6.18, ext4).
 _WRITE_BYTES = 128 << 10
-# Below this, starting threads takes longer than hashing.
+# Below this, handing files to threads takes longer than hashing them.
 _SMALL_BYTES = 1 << 20
 
 
@@ -27,28 +30,36 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Threads for all files of this process: starting new ones costs more than hashing and syncing a small artifact."""
+    return ThreadPoolExecutor(_THREADS, "files")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork copies no threads
+
+
 def hash_files(paths: Sequence[Path]) -> list[str]:
     """Return the sha256 of each file; large files are hashed at the same time."""
     if len(paths) < 2 or sum(path.stat().st_size for path in paths) < _SMALL_BYTES:
         return [file_sha256(path) for path in paths]
-    with ThreadPoolExecutor(_THREADS, "hash") as threads:
-        return list(threads.map(file_sha256, paths))
+    return list(_threads().map(file_sha256, paths))
 
 
 def hash_and_sync(paths: Sequence[Path]) -> list[tuple[int, str]]:
     """Write files through to the disk; return the size and sha256 of each.
 
-    All files are hashed and synced at the same time. One that ``hashed_file`` wrote is not read again.
+    All files are synced at the same time. One that ``hashed_file`` or ``write_hashed`` wrote is not read again.
     """
-    if len(paths) == 1:
-        sync(paths[0])
-        return [(paths[0].stat().st_size, _digest_of_written(paths[0]))]
-    with ThreadPoolExecutor(_THREADS, "publish") as threads:
-        synced = [threads.submit(sync, path) for path in paths]
-        digests = list(threads.map(_digest_of_written, paths))
-        for done in synced:
-            done.result()
-    return [(path.stat().st_size, digest) for path, digest in zip(paths, digests, strict=True)]
+    synced = [_threads().submit(sync, path) for path in paths[1:]]
+    found = [path.stat() for path in paths]
+    digests = [_digest_of_written(one) for one in found]
+    hashed = iter(hash_files([path for path, known in zip(paths, digests, strict=True) if not known]))
+    for path in paths[:1]:
+        sync(path)
+    for done in synced:
+        done.result()
+    return [(one.st_size, known or next(hashed)) for one, known in zip(found, digests, strict=True)]
 
 
 # -- hashed while written ----------------------------------------------------------------------------------------------
@@ -96,11 +107,16 @@ def hashed_file(path: Path) -> Iterator[HashedFile]:
         file._finish()
 
 
-def _digest_of_written(path: Path) -> str:
-    """Return the file's sha256: the one from when it was written, if nothing has changed the file since."""
-    found = path.stat()
+def write_hashed(path: Path, content: memoryview) -> None:
+    """Write a new file at once, past the page cache; publishing it does not read it again."""
+    made = write_direct(path, content)
+    _written[made.st_dev, made.st_ino] = (made.st_size, made.st_mtime_ns, hashlib.sha256(content).hexdigest())
+
+
+def _digest_of_written(found: os.stat_result) -> str:
+    """Return the sha256 from when a file was written; empty where that is not known or the file has changed since."""
     size, changed, digest = _written.pop((found.st_dev, found.st_ino), (-1, -1, ""))
-    return digest if (size, changed) == (found.st_size, found.st_mtime_ns) else file_sha256(path)
+    return digest if (size, changed) == (found.st_size, found.st_mtime_ns) else ""
 
 
 # -- synced ------------------------------------------------------------------------------------------------------------

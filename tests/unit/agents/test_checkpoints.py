@@ -1,26 +1,42 @@
+import errno
+import os
+import struct
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from hacrl_core.agents import small_files
 from hacrl_core.agents.checkpoints import write_tensors
+from hacrl_core.agents.small_files import names_in, read_small
+from hacrl_core.artifacts import direct
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 SHAPES = st.lists(st.integers(0, 5), max_size=3)
 
 
+@pytest.mark.parametrize("most", [0, small_files.MOST_BYTES], ids=["streamed", "at once"])
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
 @given(shapes=st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), SHAPES, max_size=4))
-def test_the_bytes_are_the_library_s(tmp_path_factory, shapes, metadata):
+def test_the_bytes_are_the_library_s(tmp_path_factory, shapes, metadata, most):
     folder = tmp_path_factory.mktemp("files")
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
-    write_tensors(tensors, folder / "ours", metadata)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_files, "MOST_BYTES", most)
+        write_tensors(tensors, folder / "ours", metadata)
     save_file(tensors, folder / "theirs", metadata=metadata)
     assert (folder / "ours").read_bytes() == (folder / "theirs").read_bytes()
+    read = read_small(folder / "theirs")
+    assert read is not None
+    assert read.keys() == tensors.keys() == names_in(folder / "theirs")
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_tensor_of_several_pieces_and_one_that_is_not_contiguous(tmp_path):
+@pytest.mark.parametrize("most", [0, small_files.MOST_BYTES], ids=["streamed", "at once"])
+def test_a_tensor_of_several_pieces_and_one_that_is_not_contiguous(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(small_files, "MOST_BYTES", most)
     tensors = {"long": torch.randn(70_001), "turned": torch.randn(30, 50).T}
     write_tensors(tensors, tmp_path / "file")
     read = load_file(tmp_path / "file")
@@ -32,3 +48,69 @@ def test_other_numbers_than_float32(tmp_path):
     write_tensors(tensors, tmp_path / "file")
     read = load_file(tmp_path / "file")
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def refuse_to_open(monkeypatch):
+    opened = os.open
+
+    def refusing(path, flags, mode=0o777):
+        if flags & direct._DIRECT:
+            raise OSError(errno.EINVAL, "no direct files here")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+def refuse_to_move(monkeypatch):
+    """Memory that starts behind a page's first byte: the system opens the file and refuses what follows."""
+    memory = small_files._memory
+    monkeypatch.setattr(small_files, "_memory", lambda size: memory(size + 8)[8:])
+
+
+@pytest.mark.parametrize("refuse", [refuse_to_open, refuse_to_move])
+def test_where_the_system_refuses_direct_files_they_are_written_and_read_as_usual(tmp_path, monkeypatch, refuse):
+    tensors = {"long": torch.randn(70_001), "short": torch.randn(3)}
+    refuse(monkeypatch)
+    write_tensors(tensors, tmp_path / "ours")
+    save_file(tensors, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    read = read_small(tmp_path / "ours")
+    assert read is not None
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def with_head(head: bytes) -> bytes:
+    return struct.pack("<Q", len(head)) + head + bytes(8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        struct.pack("<Q", 1 << 60),
+        with_head(b"{"),
+        with_head(b"[1] "),
+        with_head(b'{"a": 1}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'),
+        with_head(b'{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'),
+    ],
+)
+def test_what_is_no_small_file_of_float32_is_left_to_the_library(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    assert read_small(tmp_path / "file") is None
+
+
+def test_a_large_file_stays_in_the_page_cache(tmp_path, monkeypatch):
+    write_tensors({"a": torch.randn(3)}, tmp_path / "file")
+    monkeypatch.setattr(small_files, "MOST_BYTES", 8)
+    assert read_small(tmp_path / "file") is None
+
+
+def test_a_file_that_ends_early_is_no_endless_loop(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(bytes(100))
+    monkeypatch.setattr(os, "preadv", lambda handle, buffers, start: 0)
+    with pytest.raises(OSError, match="ended before its size"):
+        read_small(tmp_path / "file")
