@@ -3,6 +3,7 @@
 It joins the algorithm's objective with the trainer, which knows no algorithm.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -25,6 +26,9 @@ from hacrl_core.seeding import derive_rng
 Metrics = dict[str, float]
 # Log-probs of a minibatch's responses before the first update, by rollout.
 Old = Mapping[str, tuple[float, ...]]
+
+
+NEAR = 1e-2  # of a weight: so little does not make a finite loss overflow
 
 
 class Steps(Protocol):
@@ -233,9 +237,14 @@ class Learner:
         }
 
     def _check_finite(self, responses: Sequence[Response], steps: int) -> None:
-        """Check the new weights and one loss under them: no later step would find out what the last update did."""
+        """Check the new weights and one loss under them: no later step would find out what the last update did.
+
+        Where no weight can have moved far, the loss is as finite as the last step has found it.
+        """
         if not self.trainer.is_finite():
             raise self._diverged("a weight or a moment of the optimizer")
+        if furthest_move(self.trainer.config, steps) <= NEAR:
+            return
         informative = [response for response in responses if response.advantage != 0]
         if informative:
             shortest = min(informative, key=lambda r: len(r.prompt_token_ids) + len(r.token_ids))
@@ -251,6 +260,19 @@ class Learner:
             f"update {self.name} iteration {self.iteration + 1}: {what} is not finite; the last good version stays "
             "current. Lower update.learning_rate, look at the rollouts, or set divergence.on_nonfinite to skip"
         )
+
+
+def furthest_move(config: UpdateConfig, steps: int) -> float:
+    """Return how far so many steps of AdamW can move a weight, its decay left out.
+
+    By Cauchy and Schwarz the first moment is at most so many times the root of the second, whatever the gradients were,
+    if the second forgets slowly enough; else there is no bound.
+    """
+    first, second = config.betas
+    if first**2 >= second:
+        return math.inf
+    most = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
+    return max(1.0, most) * config.learning_rate * steps
 
 
 def _old_mismatch(batches: Sequence[Minibatch], old: Mapping[int, Old]) -> Metrics:

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hacrl_core.algorithm import preset
 from hacrl_core.algorithm.minibatches import Response
 from hacrl_core.config.training import UpdateConfig
-from hacrl_core.learning.learner import Learner
+from hacrl_core.errors import DivergenceError
+from hacrl_core.learning.learner import NEAR, Learner, furthest_move
 from hacrl_core.learning.scoring import score_sequences
 from hacrl_core.learning.sequences import TrainSequence
 from hacrl_core.learning.trainer import Trainer
@@ -189,3 +190,49 @@ def test_the_length_in_the_ratio_scales_the_gradient_and_leaves_own_responses_al
     assert sampler["update/gradient_norm_mean"] / learner["update/gradient_norm_mean"] == pytest.approx(0.8, rel=1e-4)
     own = [r for r in responses() if r.is_own]
     assert learn(own, ratio_length="sampler")[0] == learn(own)[0]
+
+
+@pytest.mark.parametrize(("rate", "looks"), [(1e-6, False), (1e-4, False), (1e-2, True)])
+def test_the_loss_under_the_new_weights_is_looked_at_where_they_may_have_moved_far(rate, looks, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Trainer, "gives_finite", lambda self, *_, steps: asked.append(steps) or True)
+    learn([r for r in responses() if r.is_own], "gspo", rate=rate)
+    assert asked == ([2] if looks else [])
+
+
+def test_a_weight_that_is_no_number_is_found_after_the_smallest_step(monkeypatch):
+    step = Trainer.step
+
+    def ruins(self, sequences, objective):
+        result = step(self, sequences, objective)
+        with torch.no_grad():
+            self._parameters[-1].view(-1)[0] = math.nan
+        return result
+
+    monkeypatch.setattr(Trainer, "step", ruins)
+    with pytest.raises(DivergenceError, match="a weight or a moment"):
+        learn([r for r in responses() if r.is_own], "gspo", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.5, 0.9), (0.0, 0.5)])
+def test_no_gradients_move_a_weight_further_than_the_bound(betas):
+    """Against AdamW itself, on random gradients and on the ones that Cauchy and Schwarz call the worst."""
+    config = UpdateConfig(learning_rate=1.0, betas=betas, epsilon=1e-12, weight_decay=0.0)
+    bound = furthest_move(config, 1)
+    rng = np.random.default_rng(0)
+    worst = [(betas[1] / betas[0]) ** k if betas[0] else 1.0 for k in range(-60, 0)]
+    for gradients in (worst, *np.exp(3 * rng.standard_normal((20, 60)))):
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = torch.optim.AdamW([weight], lr=1.0, betas=betas, eps=1e-12, weight_decay=0.0)
+        for gradient in gradients:
+            before = weight.item()
+            weight.grad = torch.tensor([gradient], dtype=torch.float64)
+            optimizer.step()
+            assert abs(weight.item() - before) <= bound * (1 + 1e-9)
+
+
+def test_without_a_bound_the_loss_is_looked_at():
+    assert furthest_move(UpdateConfig(learning_rate=1e-9, betas=(0.9, 0.5)), 1) == math.inf
+    assert (
+        furthest_move(UpdateConfig(learning_rate=1e-4), 13) < NEAR < furthest_move(UpdateConfig(learning_rate=1e-4), 14)
+    )
