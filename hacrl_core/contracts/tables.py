@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from hacrl_core.errors import ContractError
 
 _SCHEMA_KEY = b"hacrl.schema"
+_SMALL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -187,14 +188,18 @@ def write_table(path: Path, schema: TableSchema, columns: Mapping[str, Sequence[
     dictionaries = [
         f.name for f in schema.fields if f.name.endswith("_id") or f.name in ("sampler", "verdict", "verifier")
     ]
+    # The writer makes many small pieces of a file: a small table is put together in memory.
+    small = pa.BufferOutputStream() if table.nbytes <= _SMALL_BYTES else None
     pq.write_table(
         table,
-        path,
+        path if small is None else small,
         compression="zstd",
         compression_level=3,
         use_dictionary=dictionaries,
         column_encoding={_leaf(schema, name): "BYTE_STREAM_SPLIT" for name in splits},
     )
+    if small is not None:
+        path.write_bytes(small.getvalue())
     return int(table.num_rows)
 
 
@@ -204,9 +209,10 @@ def read_table(path: Path, schema: TableSchema) -> pa.Table:
     A newer version is read without its further columns, an older one with the values that stand for what it lacks.
     """
     try:
+        large = path.stat().st_size > _SMALL_BYTES
         # Threads cost more than they save on a table of a few hundred kilobytes.
-        with pq.ParquetFile(path, memory_map=False) as file:
-            table = file.read(use_threads=path.stat().st_size > 4 << 20)
+        with pq.ParquetFile(path if large else pa.BufferReader(path.read_bytes()), memory_map=False) as file:
+            table = file.read(use_threads=large)
         tag = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     except (OSError, ValueError, pa.ArrowException) as problem:
         # Damage does not always raise ArrowInvalid.
@@ -255,7 +261,7 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
                     f"{schema.tag} {path.name}: {bad} values of {field.name} are NaN or infinite, the first in "
                     f"{_first_not_finite(table, schema, field.name)}; nothing was written"
                 )
-    distinct = table.select(schema.unique).group_by(list(schema.unique), use_threads=False).aggregate([]).num_rows
+    distinct = _distinct(table.select(schema.unique))
     if distinct != table.num_rows:
         raise ContractError(
             f"{schema.tag} {path.name}: {table.num_rows - distinct} rows repeat {'+'.join(schema.unique)}; "
@@ -268,6 +274,13 @@ def _check(table: pa.Table, schema: TableSchema, path: Path) -> None:
             raise ContractError(
                 f"{schema.tag} {path.name}: {bad} rows have len({left}) != len({right}); nothing was written"
             )
+
+
+def _distinct(table: pa.Table) -> int:
+    """Return how many rows are different; of one column that is found without the machinery for several."""
+    if table.num_columns == 1:
+        return int(pc.count_distinct(table.column(0)).as_py())
+    return int(table.group_by(table.column_names, use_threads=False).aggregate([]).num_rows)
 
 
 def _first_not_finite(table: pa.Table, schema: TableSchema, name: str) -> str:

@@ -3,7 +3,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hacrl_core.contracts.tables import PROMPTS, ROLLOUTS, SCHEMAS, VERDICTS, VERDICTS_2, read_table, write_table
+from hacrl_core.contracts import tables
+from hacrl_core.contracts.tables import (
+    CAPABILITY,
+    PROMPTS,
+    ROLLOUTS,
+    SCHEMAS,
+    VERDICTS,
+    VERDICTS_2,
+    read_table,
+    write_table,
+)
 from hacrl_core.errors import ContractError
 
 
@@ -43,10 +53,20 @@ def test_what_is_written_is_read(tmp_path):
     assert read_table(path, VERDICTS).to_pydict() == verdict_columns()
 
 
-def test_equal_tables_have_equal_bytes(tmp_path):
-    for name in ("one", "two"):
+def test_equal_tables_have_equal_bytes_put_together_in_memory_or_in_the_file(tmp_path, monkeypatch):
+    for name, most in (("one", 4 << 20), ("two", 4 << 20), ("three", 0)):
+        monkeypatch.setattr(tables, "_SMALL_BYTES", most)
         write_table(tmp_path / name, ROLLOUTS, rollout_columns())
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+        read = read_table(tmp_path / name, ROLLOUTS).to_pydict()
+        assert read == rollout_columns()
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes() == (tmp_path / "three").read_bytes()
+
+
+def test_two_columns_that_identify_a_row_together_may_repeat_alone(tmp_path):
+    columns = {"agent_id": ["a", "a", "b"], "iteration": [0, 1, 0], "mean_reward": [0.0] * 3, "capability": [0.0] * 3}
+    assert write_table(tmp_path / "table", CAPABILITY, columns) == 3
+    with pytest.raises(ContractError, match=r"1 rows repeat agent_id\+iteration"):
+        write_table(tmp_path / "table", CAPABILITY, {**columns, "agent_id": ["a"] * 3})
 
 
 @pytest.mark.parametrize(
