@@ -100,7 +100,10 @@ ROUNDING = 1e-6
 
 def close(a: Fraction, b: Fraction, tolerance: float) -> bool:
     """Return whether two values differ by at most the relative tolerance."""
-    return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b))
+    # Over one denominator in integers: fractions would be reduced after every operation.
+    left, right = a.numerator * b.denominator, b.numerator * a.denominator
+    share, whole = tolerance.as_integer_ratio()
+    return abs(left - right) * whole <= share * max(abs(left), abs(right))
 
 
 def is_rounded(value: Fraction, step: Fraction, figure: Fraction) -> bool:
