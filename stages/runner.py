@@ -53,8 +53,9 @@ def run_stage(store: Store, call: StageCall, context: Context, on_wait: Callable
 
 def _compute(store: Store, call: StageCall, identity: Identity, context: Context) -> Outcome:
     stage = find_stage(call.stage)
-    partial = store.root / "partial" / identity.key
-    staged = store.stage_folder(identity.key)
+    key = identity.key  # a hash of everything in it
+    partial = store.root / "partial" / key
+    staged = store.stage_folder(key)
     out = OutFolder(staged)
     started, clock = time.time(), time.perf_counter()
     peak.begin()

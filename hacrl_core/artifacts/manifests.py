@@ -1,6 +1,7 @@
 """Read manifests: what is damaged, what a newer version wrote, and where an output's file is."""
 
 import json
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -61,12 +62,12 @@ def file_of(folder: Path, output: Output) -> Path:
 
     The path itself stays in the folder, which reading the manifest has checked. A link could lead out of it.
     """
-    path = folder
+    place = str(folder)
     for part in output.path.split("/"):
-        path = path / part
-        if path.is_symlink():
-            raise ArtifactError(f"{path}: a symbolic link, which an artifact never has; delete {folder} and run again")
-    return path
+        place = f"{place}/{part}"
+        if os.path.islink(place):
+            raise ArtifactError(f"{place}: a symbolic link, which an artifact never has; delete {folder} and run again")
+    return Path(place)
 
 
 def _is_unknown(output: Output) -> bool:

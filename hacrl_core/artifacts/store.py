@@ -137,7 +137,7 @@ class Store:
 
     def folder(self, stage: str, key: str) -> Path:
         """Return where an artifact is, whether or not it exists."""
-        return self.root / "objects" / stage / key
+        return self.root.joinpath("objects", stage, key)
 
     def is_whole(self, ref: ArtifactRef) -> bool:
         """Return whether the artifact's files are there; damaged ones were set aside when they were found."""
@@ -372,13 +372,22 @@ def _digests(paths: list[Path]) -> list[str]:
 
 def _outputs_of(staged: Path, known: dict[str, tuple[str, int, bool]]) -> tuple[Output, ...]:
     """Hash and sync a stage's files and describe each."""
-    paths = sorted(path for path in staged.rglob("*") if path.is_file())
+    names = sorted(_files_below(staged), key=lambda name: name.split("/"))
     described = []
-    for path, (size, digest) in zip(paths, hash_and_sync(paths), strict=True):
-        name = path.relative_to(staged).as_posix()
+    for name, (size, digest) in zip(names, hash_and_sync([staged / name for name in names]), strict=True):
         kind, rows, measured = known.get(name, ("file", 0, False))
         described.append(Output(path=name, kind=kind, rows=rows, bytes=size, sha256=digest, measured=measured))
     return tuple(described)
+
+
+def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
+    """The paths of all files in a folder and in those below it, relative to it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(folder / entry.name, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                yield prefix + entry.name
 
 
 def _touch(path: Path) -> None:
