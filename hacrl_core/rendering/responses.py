@@ -51,8 +51,25 @@ def decode_response(tokenizer: Any, token_ids: Sequence[int]) -> str:
     A response cut by its length limit may end inside a character of several bytes. Its bytes are left out: otherwise
     other agents would read U+FFFD, which the sampler did not write.
     """
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    ids = list(token_ids)
+    if _decodes_plainly(tokenizer):
+        text = tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True)
+    else:
+        text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return str(text).rstrip(_REPLACEMENT)
+
+
+def _decodes_plainly(tokenizer: Any) -> bool:
+    """Whether a tokenizer hands ids to its Rust backend and adds nothing to the text.
+
+    What transformers does around that call, looking at every id, takes longer than decoding a short response.
+    """
+    from transformers import PreTrainedTokenizerFast as Plain
+
+    kind = type(tokenizer)
+    return issubclass(kind, Plain) and all(
+        getattr(kind, name) is getattr(Plain, name) for name in ("decode", "_decode")
+    )
 
 
 def turn_end(tokenizer: Any, stop_token_ids: Sequence[int]) -> int:

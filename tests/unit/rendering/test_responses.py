@@ -189,3 +189,22 @@ def test_tokens_added_later_are_special_too(make):
     assert tokenizer.convert_tokens_to_ids("<later>") not in _encode(tokenizer, "a <later> b </s>").token_ids
     tokenizer.eos_token = "<|user|>"
     assert tokenizer.convert_tokens_to_ids("</s>") not in _encode(tokenizer, "a </s>").token_ids
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_text_is_that_of_the_library(any_tokenizer, data):
+    ids = data.draw(st.lists(st.integers(0, len(any_tokenizer) - 1), max_size=12))
+    text = any_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert decode_response(any_tokenizer, ids) == text.rstrip("\ufffd")
+
+
+def test_a_tokenizer_with_a_decode_of_its_own_is_asked(make):
+    class Loud(type(make("byte_bpe"))):
+        def _decode(self, *args, **kwargs):
+            return super()._decode(*args, **kwargs).upper()
+
+    tokenizer = make("byte_bpe")
+    loud = Loud(tokenizer_object=tokenizer.backend_tokenizer)
+    ids = tokenizer.encode("Hello world", add_special_tokens=False)
+    assert decode_response(loud, ids) == decode_response(tokenizer, ids).upper() == "HELLO WORLD"
