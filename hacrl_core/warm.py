@@ -7,6 +7,8 @@ imports torch only when something is loaded, so that a campaign answered from th
 import contextlib
 import ctypes
 import hashlib
+import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # Bytes of weights; gradient, moments and activations are a multiple of that.
 _WORTH_GIVING_BACK = 64 << 20
+_OF_TOKENIZER = re.compile(r"tokenizer|special_tokens|.*\.jinja$", re.DOTALL)
 # The tokenizer files of a first version differ from those of its updates, and KL needs both in every iteration.
 MOST_TOKENIZERS = 3
 
@@ -56,6 +59,8 @@ class WarmModels:
     # Where ranks of other machines find this one.
     address: str = "127.0.0.1"
     _tokenizers: dict[bytes, tuple[Any, str]] = field(default_factory=dict)
+    # The tokenizer files that were hashed last, as the system knows them, and their digest.
+    _hashed: tuple[tuple[tuple[str, int, int, int, int], ...], bytes] | None = None
     _engine: "tuple[GenerateConfig, GenerationEngine] | None" = None
     _ranks: "RankGroup | None" = None
     _problems: "tuple[object, ProblemSet] | None" = None
@@ -66,18 +71,25 @@ class WarmModels:
         from hacrl_core.agents.agent import load_tokenizer
         from hacrl_core.rendering import tokenizer_fingerprint
 
-        digest = hashlib.sha256()
-        for path in sorted(
-            [*checkpoint.glob("tokenizer*"), *checkpoint.glob("*.jinja"), *checkpoint.glob("special_tokens*")]
-        ):
-            digest.update(path.name.encode() + path.read_bytes())
-        known = digest.digest()
+        known = self._content(checkpoint)
         if known not in self._tokenizers:
             while len(self._tokenizers) >= MOST_TOKENIZERS:
                 del self._tokenizers[next(iter(self._tokenizers))]
             tokenizer = load_tokenizer(checkpoint, own_code=self.own_code)
             self._tokenizers[known] = (tokenizer, tokenizer_fingerprint(tokenizer))
         return self._tokenizers[known]
+
+    def _content(self, checkpoint: Path) -> bytes:
+        """Return a digest of a checkpoint's tokenizer files, hashed again only where they are others than last time."""
+        with os.scandir(checkpoint) as entries:
+            files = sorted((entry.name, entry.stat()) for entry in entries if _OF_TOKENIZER.match(entry.name))
+        seen = tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in files)
+        if self._hashed is None or self._hashed[0] != seen:
+            digest = hashlib.sha256()
+            for name, _ in files:
+                digest.update(name.encode() + (checkpoint / name).read_bytes())
+            self._hashed = (seen, digest.digest())
+        return self._hashed[1]
 
     def agent(self, checkpoint: Path, policy_digest: str, *, device: str, attention: Attention = "auto") -> "Agent":
         """Return the agent of these weights in float32, loading it in place of the version kept before."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -81,3 +82,21 @@ def test_the_reference_leaves_the_newest_version_on_a_gpu_that_has_room(gigabyte
         warm.first_version("path", "first", device="cuda:0")
         assert warm.agent("path", "newest", device="cuda:0") is newest, "the update finds it where score left it"
         assert warm.has_room_for_first("cuda:0"), "it is there already"
+
+
+def test_tokenizer_files_are_read_again_only_where_they_are_others(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr("hacrl_core.agents.agent.load_tokenizer", lambda path, own_code: path.name)
+    monkeypatch.setattr("hacrl_core.rendering.tokenizer_fingerprint", lambda tokenizer: f"fingerprint of {tokenizer}")
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), read_bytes(path))[1])
+    for version, words in (("one", "a"), ("two", "a"), ("three", "b")):
+        (tmp_path / version).mkdir()
+        for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
+            (tmp_path / version / name).write_text(words)
+    warm = WarmModels()
+    assert [warm.tokenizer(tmp_path / name)[0] for name in ("one", "one", "two", "three")] == ["one"] * 3 + ["three"]
+    assert read == ["chat_template.jinja", "tokenizer.json"] * 3
+    (tmp_path / "three" / "tokenizer.json").write_text("longer")
+    assert warm.tokenizer(tmp_path / "three")[1] == "fingerprint of three"
+    assert len(read) == 8
