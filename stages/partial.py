@@ -136,7 +136,7 @@ def verify_resumable(
     token_counts: Sequence[int] | None = None,
 ) -> list[Verdict]:
     """Verify in shards of some seconds each. Verifier errors are not kept: the next run tries those responses again."""
-    asked = [digest_of(pair)[:16] for pair in zip(responses, golds, strict=True)]
+    asked = list(zip(responses, golds, strict=True))
     found = _verdicts_on_disk(context.partial, asked)
     missing = [index for index in range(len(responses)) if index not in found]
     size = FIRST_SHARD
@@ -199,19 +199,24 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _verdicts_on_disk(folder: Path | None, asked: Sequence[str]) -> dict[int, Verdict]:
+def _question(pair: tuple[str, str]) -> str:
+    """Return what names a response and its gold in a shard."""
+    return digest_of(pair)[:16]
+
+
+def _verdicts_on_disk(folder: Path | None, asked: Sequence[tuple[str, str]]) -> dict[int, Verdict]:
     """Verdicts of earlier runs by index, where response and gold answer are still the same."""
     found: dict[int, Verdict] = {}
     for path in sorted(folder.glob("verdicts-*.json")) if folder is not None else ():
         for index, question, row in read_shard(path, "verdicts") or ():
-            if index < len(asked) and asked[index] == question:
+            if index < len(asked) and _question(asked[index]) == question:
                 known = {name: _frozen(value) for name, value in row.items()}
                 found[index] = Verdict(**{**known, "verdict": VerdictKind(row["verdict"])})
     return found
 
 
-def _save_verdicts(folder: Path, asked: Sequence[str], verdicts: dict[int, Verdict]) -> None:
-    rows = [[i, asked[i], asdict(v)] for i, v in verdicts.items() if v.verdict is not VerdictKind.ERROR]
+def _save_verdicts(folder: Path, asked: Sequence[tuple[str, str]], verdicts: dict[int, Verdict]) -> None:
+    rows = [[i, _question(asked[i]), asdict(v)] for i, v in verdicts.items() if v.verdict is not VerdictKind.ERROR]
     if rows:
         write_shard(folder / f"verdicts-{rows[0][0]:07d}.json", "verdicts", rows)
 

@@ -72,7 +72,8 @@ def run(
         for name in ("rollout_id", "sampler", "is_own", "prompt_id", "prompt_token_ids", "token_ids", "truncated")
     }
     columns["logprobs"] = logprobs
-    columns["mean_logprob"] = [float(np.mean(values, dtype=np.float64)) for values in logprobs]
+    # The numbers of np.mean, at a quarter of its price for a short array.
+    columns["mean_logprob"] = [float(np.add.reduce(values, dtype=np.float64) / len(values)) for values in logprobs]
     out.write(SCORES, columns)
     metrics = _metrics(config, rows, scorable, columns, logprobs, len(distinct))
     metrics |= kernel_metrics("reference" if config.is_reference else "score", torch.device(context.device))

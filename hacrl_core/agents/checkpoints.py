@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,10 @@ _FORMAT = "hacrl-adamw/1"  # one file
 _SPLIT_FORMAT = "hacrl-adamw/2"  # several, each with the moments of some parameters
 WEIGHTS = "model.safetensors"
 _MANIFEST = "manifest.json"
+# What stands beside the weights: architecture, tokenizer, template, generation settings.
+_SURROUNDING = re.compile(
+    r"(?:generation_)?config\.json|(?:tokenizer|special_tokens|vocab|merges).*|.*\.jinja", re.DOTALL
+)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 # Tensors are hashed and written in pieces of this size; handing a piece to a thread costs as much as hashing 100 KB.
 _PIECE = 4 << 20
@@ -172,8 +178,7 @@ def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
         if {name: t.shape for name, t in small.items()} != {name: t.shape for name, t in own.items()}:
             return None
         with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(small[name])
+            torch._foreach_copy_(list(own.values()), [small[name] for name in own])
         return replace(agent, checkpoint=checkpoint)
     with safe_open(checkpoint / WEIGHTS, framework="pt") as file:
         if set(file.keys()) != set(own):
@@ -187,9 +192,10 @@ def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
 
 
 def _surroundings(checkpoint: Path) -> dict[str, bytes]:
-    """Read all files beside the weights: architecture, tokenizer, template, generation settings."""
-    kinds = ("config.json", "generation_config.json", "tokenizer*", "special_tokens*", "*.jinja", "vocab*", "merges*")
-    return {path.name: path.read_bytes() for kind in kinds for path in checkpoint.glob(kind) if path.is_file()}
+    """Read the files beside the weights that make an agent what it is."""
+    with os.scandir(checkpoint) as entries:
+        names = [entry.name for entry in entries if _SURROUNDING.fullmatch(entry.name) and entry.is_file()]
+    return {name: (checkpoint / name).read_bytes() for name in names}
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -313,12 +313,12 @@ class _TokenTable:
     @classmethod
     def of(cls, what: str, lists: TokenLists, rollout_ids: Sequence[str] | None) -> Self:
         """Flatten the lists, refusing what is not finite."""
-        parts = [torch.zeros(0, dtype=torch.float64) if row is None else row.detach().cpu().double() for row in lists]
-        flat = torch.cat([*parts, torch.zeros(1, dtype=torch.float64)])  # never empty: a place to point at
-        length_B = torch.tensor([len(part) for part in parts])
+        end = torch.zeros(1, dtype=torch.float64)  # never empty: a place to point at; and all numbers become float64
+        flat = torch.cat([*(row.detach().cpu() for row in lists if row is not None), end])
+        length_B = torch.tensor([0 if row is None else len(row) for row in lists])
         table = cls(what, flat, length_B.cumsum(0) - length_B, length_B)
         if not bool(torch.isfinite(flat).all()):
-            bad = [not bool(torch.isfinite(part).all()) for part in parts]
+            bad = [row is not None and not bool(torch.isfinite(row).all()) for row in lists]
             raise AlgorithmError(f"{what}: NaN or infinite at {name_rollouts(bad, rollout_ids)}; score it again")
         return table
 

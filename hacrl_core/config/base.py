@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic.fields import FieldInfo
 
 
 class _Marker(Enum):
@@ -48,12 +49,15 @@ class StrictConfig(StrictModel):
         dumped = self.model_dump(mode="json")
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            is_default = value == field.get_default(call_default_factory=True, validated_data={})
-            if NotIdentity in field.metadata or (IdentityUnlessDefault in field.metadata and is_default):
+            if NotIdentity in field.metadata or (IdentityUnlessDefault in field.metadata and _is_default(value, field)):
                 dumped.pop(name, None)
             else:
                 dumped[name] = _identity_of(value, dumped[name])
         return dumped
+
+
+def _is_default(value: Any, field: FieldInfo) -> bool:
+    return bool(value == field.get_default(call_default_factory=True, validated_data={}))
 
 
 def _identity_of(value: Any, dumped: Any) -> Any:

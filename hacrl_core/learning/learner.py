@@ -5,6 +5,7 @@ It joins the algorithm's objective with the trainer, which knows no algorithm.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -177,7 +178,7 @@ class Learner:
             omega_B=torch.tensor([r.omega for r in kept], dtype=torch.float64),
             weight_B=torch.as_tensor(plan.weights_K, dtype=torch.float64),
             total_weight=float(len(batch) if total is None else total),
-            old_logprobs=[torch.tensor(old[r.rollout_id] if old else r.old_logprobs) for r in kept],
+            old_logprobs=_rows([old[r.rollout_id] if old else r.old_logprobs for r in kept]),
             old_of_update=bool(old),
             reference_logprobs=_references(kept) if self.algorithm.kl_coefficient > 0 else None,
             rollout_ids=[r.rollout_id for r in kept],
@@ -300,6 +301,11 @@ def _kl_to_start(responses: Sequence[Response]) -> Metrics:
         return {}
     log_ratio = np.concatenate(differences).astype(np.float64)
     return {"update/kl_to_start": float(np.mean(np.expm1(log_ratio) - log_ratio))}
+
+
+def _rows(lists: Sequence[Sequence[float]]) -> list[torch.Tensor]:
+    """Return a tensor for each list, all of them made in one call."""
+    return list(torch.split(torch.tensor([*chain.from_iterable(lists)]), [len(row) for row in lists]))
 
 
 def _references(responses: Sequence[Response]) -> list[torch.Tensor | None]:

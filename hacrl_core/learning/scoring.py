@@ -29,6 +29,8 @@ def score_sequences(
 
     Results do not depend on ``token_budget``, on the order or on the company of a sequence beyond float32 rounding.
     """
+    if not sequences:
+        return []
     head = read_head(agent.model)
     check_sequences(sequences, vocabulary=len(head.weight_VH), context_length=agent.context_length)
     device = agent.device
