@@ -5,6 +5,7 @@ Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges
 server missed.
 """
 
+import functools
 import os
 import statistics
 from collections import defaultdict
@@ -18,6 +19,7 @@ from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from flows.tracking.links import note_place
+from flows.tracking.points import send_points
 from flows.tracking.system import SystemLog
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.files import sync
@@ -28,8 +30,6 @@ from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import Manifest, digest_of
 from hacrl_core.errors import ArtifactError, ConfigError
 
-# MLflow's limit of metrics in one call.
-_BATCH = 1000
 # Raise it when the projection shows more than before, so that the next replay sends it.
 _PROJECTION_VERSION = 4
 PARENT = ""
@@ -119,9 +119,7 @@ class Projection:
         for run, metric in self._gallery.costs(entries):
             points[run].append(metric)
         points[PARENT] += self._system_points()
-        for run, metrics in points.items():
-            for start in range(0, len(metrics), _BATCH):
-                self._client.log_batch(self._runs[run], metrics=metrics[start : start + _BATCH])
+        send_points(self._client, {self._runs[run]: metrics for run, metrics in points.items()})
         self._beside(lambda: self._registry.log(entries))
         self._beside(lambda: self._gallery.log(entries))
         if (traces := self._traces) is not None:
@@ -361,6 +359,7 @@ def _distinct(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in repeated}
 
 
+@functools.lru_cache(maxsize=4096)
 def clean_name(name: str) -> str:
     """Return the name with only those characters that MLflow accepts in a metric's name."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
