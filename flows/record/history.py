@@ -1,6 +1,7 @@
 """A campaign's history, read from its manifests: metrics over the iterations, costs, times, the best version."""
 
 import statistics
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from flows.record.goal import grows_by
 from flows.record.log import failure
-from flows.record.record import Entry, is_running, read_campaign, read_entries, versions_of
+from flows.record.record import Entry, Record, is_running, read_campaign, read_entries, versions_of
 from hacrl_core.artifacts import Store
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Manifest
@@ -20,6 +21,8 @@ Points = list[tuple[float, float]]
 RECENT = 9
 # An agent may answer and be verified several times in an iteration. What counts has no variant.
 ANSWERING = ("generate", "verify")
+# One thread at a time reads the history of a run; the others wait for it.
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,21 @@ class History:
 def read_history(store: Store, folder: Path) -> History:
     """Read the history of a campaign's folder; raise ConfigError if there is none or another version wrote it."""
     return History(read_campaign(folder), store, read_entries(folder))
+
+
+def history_of_run(record: Record, store: Store) -> History:
+    """Return the history of a run so far, which the record keeps until it changes.
+
+    At the end of a run several pages show the same history, each from its own thread, and reading it takes milliseconds
+    for each iteration.
+    """
+    with _reading:
+        changes = record.changes
+        if record.kept is None or record.kept[0] != changes:
+            record.kept = (changes, History(record.config, store, record.entries()))
+        found = record.kept[1]
+        assert isinstance(found, History)
+        return found
 
 
 def state_of(history: History, folder: Path) -> str:

@@ -50,6 +50,10 @@ class Record:
                 f"campaign {config.name}: already running ({holder(folder / 'running.lock')}); "
                 "wait for it, or give this one another name"
             )
+        # Counts what was added or forgotten.
+        self.changes = 0
+        # What history_of_run made of the entries, and after how many changes.
+        self.kept: tuple[int, object] | None = None
         self._now: dict[str, Entry] = {}
         self._fresh: list[Entry] = []
         self._writing = threading.Lock()
@@ -71,6 +75,7 @@ class Record:
     def begin_pass(self) -> None:
         """Forget which calls were met so far: the campaign is walked again from its beginning."""
         with self._writing:
+            self.changes += 1
             self._now.clear()
             self._fresh.clear()
 
@@ -88,6 +93,7 @@ class Record:
             at=time.time(),
         )
         with self._writing:
+            self.changes += 1
             self._now[entry.label] = entry
             self._fresh.append(entry)
             if self._written.get(entry.label) != entry.key or not entry.cached:

@@ -14,9 +14,9 @@ from rich.console import Console
 from flows.campaign import run_campaign
 from flows.exchange.session import Exchange, Outbox, PartyExecutor, open_exchange
 from flows.home import Home
-from flows.record.history import History
+from flows.record.history import History, history_of_run
 from flows.record.log import FAILED, Logbook
-from flows.record.record import ORIGINS, Entry, Record, read_entries
+from flows.record.record import ORIGINS, Record, read_entries
 from flows.run.counts import Counter, Counts
 from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
@@ -51,9 +51,8 @@ WARNED_OF = 2
 class Summary:
     """What a finished campaign leaves behind, for whoever shows it."""
 
-    config: CampaignConfig
     home: Home
-    entries: list[Entry]
+    history: History
     ran: int
     cached: int
     seconds: float
@@ -202,7 +201,9 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
             )
             if tracker is not None:
                 tracker.log(campaign.record.entries_since_last_call())
-                tracker.mark_complete(campaign.record.entries())
+                tracker.mark_complete(
+                    campaign.record.entries(), lambda: history_of_run(campaign.record, campaign.store)
+                )
     except Exception as problem:
         if is_disk_full(problem) and not isinstance(problem, HacrlError):
             raise StageError(f"campaign {campaign.config.name}: {disk_full(campaign.home.root)}") from problem
@@ -215,28 +216,33 @@ def conclude(campaign: OpenCampaign, counts: Counts) -> Summary:
 
     Where no stage had to run, MLflow gets what it may have missed; a run that ran stages has told it already.
     """
-    picture = _draw(campaign)
-    entries = campaign.record.entries()
+    from flows.report.charts import current_learning_curves
+
+    history = history_of_run(campaign.record, campaign.store)
+    picture = current_learning_curves(history, campaign.record.folder)
     if counts.ran == 0:
-        with tracking(campaign) as tracker:
+        with tracking(campaign, history) as tracker:
             if tracker is not None:
-                tracker.replay(entries)
-    elif campaign.config.notify is not None:
-        campaign.notifier.complete(History(campaign.config, campaign.store, entries))
+                tracker.replay(campaign.record.entries())
+    if counts.ran and campaign.config.notify is not None:
+        campaign.notifier.complete(history)
     uri = tracking_uri(campaign.config, campaign.home) if campaign.config.tracking.enabled else None
-    return Summary(campaign.config, campaign.home, entries, counts.ran, counts.cached, counts.seconds, picture, uri)
+    return Summary(campaign.home, history, counts.ran, counts.cached, counts.seconds, picture, uri)
 
 
 @contextmanager
-def tracking(campaign: OpenCampaign) -> Iterator[Tracker | None]:
-    """Feed MLflow from a thread of its own while the campaign runs; its runs end as the campaign ends."""
+def tracking(campaign: OpenCampaign, so_far: History | None = None) -> Iterator[Tracker | None]:
+    """Feed MLflow from a thread of its own while the campaign runs; its runs end as the campaign ends.
+
+    ``so_far`` is the campaign's history, if it is known.
+    """
     settings = campaign.config.tracking
     if not settings.enabled:
         yield None
         return
     uri = tracking_uri(campaign.config, campaign.home)
     tracker = Tracker(
-        lambda: Projection(campaign.config, campaign.store, uri, campaign.home),
+        lambda: Projection(campaign.config, campaign.store, uri, campaign.home, so_far=so_far),
         campaign.display.warn,
         settings.patience_seconds,
         uri,
@@ -368,13 +374,3 @@ def _show_disk_estimate(campaign: OpenCampaign) -> None:
     campaign.display.console.print(need, style="dim", highlight=False, soft_wrap=True)
     if warning is not None:
         campaign.display.warn(warning)
-
-
-def _draw(campaign: OpenCampaign) -> Path | None:
-    """Draw the learning curves, or return those of last time where nothing has happened since."""
-    from flows.report.charts import current_learning_curves, known_learning_curves
-
-    folder = campaign.record.folder
-    if (known := known_learning_curves(folder)) is not None:
-        return known
-    return current_learning_curves(History(campaign.config, campaign.store, campaign.record.entries()), folder)

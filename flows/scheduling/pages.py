@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from flows.record.history import History, last
+from flows.record.history import History, history_of_run, last
 from flows.record.record import Record
 from flows.report.charts import current_learning_curves
 from flows.run.events import Listener, Listeners
@@ -126,7 +126,7 @@ class PrefectView(Listener):
         self._put("agents", "table", self._tally.rows(), f"Agents of {self._config.name} after {done} iterations")
 
     def _show_summary(self) -> None:
-        history = History(self._config, self._store, self._record.entries())
+        history = history_of_run(self._record, self._store)
         self._show_progress(history.done)
         self._put("summary", "markdown", _markdown(history, self._record.folder), f"Summary of {self._config.name}")
 

@@ -69,13 +69,14 @@ class Gallery:
         self._entries.update({entry.label: entry for entry in entries})
         self._log_inputs(entries)
         if any(entry.stage == "evaluate" and entry.iteration for entry in entries):
-            self._log_table()
+            self._log_table(self._history())
 
-    def finish(self) -> None:
-        """Send everything: datasets, table, figures and report."""
+    def finish(self, history: History | None = None) -> None:
+        """Send everything: datasets, table, figures and report. ``history`` is that of all entries, if it is known."""
+        history = history or self._history()
         self._log_inputs(self._entries.values())
-        self._log_table()
-        self._log_figures()
+        self._log_table(history)
+        self._log_figures(history)
 
     # -- datasets --------------------------------------------------------------------------------------------------
 
@@ -145,8 +146,8 @@ class Gallery:
 
     # -- table, figures, report ------------------------------------------------------------------------------------
 
-    def _log_table(self) -> None:
-        iteration, shown = examples(self._history(), _PROMPTS)
+    def _log_table(self, history: History) -> None:
+        iteration, shown = examples(history, _PROMPTS)
         if not shown or iteration is None:
             return
         columns = ["prompt", "right answer", "agent", "verdict", "response", "times", "advantages", "tags", "iteration"]
@@ -172,12 +173,11 @@ class Gallery:
             # MLflow's own log_table appends, so a replay would double the rows. The tag makes the file a table.
             self._client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
 
-    def _log_figures(self) -> None:
+    def _log_figures(self, history: History) -> None:
         """Send the learning curves as a picture, and the report, which MLflow shows as a page."""
         # Imports jinja2, which a cached run does without.
         from flows.report.page import PAGE, render
 
-        history = self._history()
         parent = self._runs[PARENT]
         if (path := current_learning_curves(history, self._folder)) is not None:
             self._client.log_artifact(parent, str(path), "figures")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.home import Home
-from flows.record.history import read_history
+from flows.record.history import History, read_history
 from flows.record.record import Entry, campaign_folders, is_running, read_campaign
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from hacrl_core.artifacts import open_store
@@ -90,9 +90,9 @@ class Tracker:
         if entries:
             self._queue.put(entries)
 
-    def mark_complete(self, entries: list[Entry]) -> None:
-        """Note on the campaign's run that MLflow has all of these entries."""
-        self._queue.put(lambda projection: projection.mark_complete(entries))
+    def mark_complete(self, entries: list[Entry], history: Callable[[], History]) -> None:
+        """Note on the campaign's run that MLflow has all of these entries; ``history`` reads theirs."""
+        self._queue.put(lambda projection: projection.mark_complete(entries, history()))
 
     def replay(self, entries: list[Entry]) -> None:
         """Send everything again, unless MLflow has it."""

@@ -74,8 +74,16 @@ def content_of(entries: list[Entry]) -> str:
 class Projection:
     """The campaign's runs in one MLflow server: a parent, and a child per agent."""
 
-    def __init__(self, config: CampaignConfig, store: Store, uri: str, home: Home, parent: str | None = None) -> None:
-        """``parent`` is the run of the sweep that the campaign is a cell of."""
+    def __init__(
+        self,
+        config: CampaignConfig,
+        store: Store,
+        uri: str,
+        home: Home,
+        parent: str | None = None,
+        so_far: History | None = None,
+    ) -> None:
+        """``parent`` is the run of the sweep that the campaign is a cell of; ``so_far`` its history, if it is known."""
         from mlflow import MlflowClient
 
         from flows.tracking.models import LoggedModels
@@ -95,7 +103,7 @@ class Projection:
             self._runs = self._find_runs()
         folder = home.campaign(config.name)
         note_place(folder, uri, self._experiment)
-        so_far = History(config, store, read_entries(folder))
+        so_far = so_far or History(config, store, read_entries(folder))
         models = LoggedModels(self._client, self._experiment, config, self._runs, home.root / "mlartifacts" / "links")
         self._registry = Registry(self._client, so_far, uri, self._runs, models)
         self._gallery = Gallery(self._client, so_far, self._runs, folder)
@@ -134,10 +142,13 @@ class Projection:
         self.mark_complete(entries)
         return True
 
-    def mark_complete(self, entries: list[Entry]) -> None:
-        """Send the versions, tables and figures, and tag the parent run as complete."""
+    def mark_complete(self, entries: list[Entry], history: History | None = None) -> None:
+        """Send the versions, tables and figures, and tag the parent run as complete.
+
+        ``history`` is that of these entries, if it is known.
+        """
         self._beside(self._registry.flush)
-        self._beside(self._gallery.finish)
+        self._beside(lambda: self._gallery.finish(history))
         self._client.set_tag(self._runs[PARENT], "hacrl.complete", content_of(entries))
 
     def _beside(self, show: Callable[[], None]) -> None:

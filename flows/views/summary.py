@@ -11,14 +11,11 @@ from rich.text import Text
 
 from flows.agents.evaluate import Evaluation
 from flows.record.history import History
-from flows.record.record import Entry
 from flows.run.launch import Summary
 from flows.tracking.links import page_of
 from flows.views.text import gib, hacrl_command, percent
-from hacrl_core.artifacts import Store, open_store
 from hacrl_core.config.addresses import is_http, without_userinfo
 from hacrl_core.contracts.tables import EVALUATION, read_table
-from hacrl_core.errors import ArtifactError
 from hacrl_core.evaluation import Outcomes, by_tag, summarise
 from stages.evaluate import MOST_TAG_VALUES, outcomes_of
 
@@ -30,7 +27,7 @@ Metrics = Mapping[str, float]
 
 def show_summary(console: Console, summary: Summary) -> None:
     """Print accuracy before and after, what the stages cost, and where to look further."""
-    history = History(summary.config, open_store(summary.home.store), summary.entries)
+    history, name = summary.history, summary.history.config.name
     accuracies = {
         (agent, benchmark): dict(points)
         for agent in history.agents
@@ -40,7 +37,7 @@ def show_summary(console: Console, summary: Summary) -> None:
     if accuracies:
         console.print()
         console.print(_gains(accuracies))
-    if summary.ran and (costs := stage_costs(history.store, summary.entries)):
+    if summary.ran and (costs := stage_costs(history)):
         console.print()
         console.print(_costs(costs))
     console.print()
@@ -50,9 +47,9 @@ def show_summary(console: Console, summary: Summary) -> None:
         console.print(f"{summary.ran} stages ran, {summary.cached} were in the cache. {summary.seconds:.0f} s.")
     if summary.picture is not None:
         console.print(f"learning curves: {_relative(summary.picture)}", soft_wrap=True)
-    console.print(f"whole report:    {hacrl_command()} report {summary.config.name}", soft_wrap=True)
+    console.print(f"whole report:    {hacrl_command()} report {name}", soft_wrap=True)
     if summary.tracking_uri is not None:
-        page = page_of(summary.home.campaign(summary.config.name), summary.tracking_uri)
+        page = page_of(summary.home.campaign(name), summary.tracking_uri)
         if (command := _start_mlflow(summary.tracking_uri)) is not None:
             console.print(f"start MLflow:    {command}", soft_wrap=True)
         console.print(f"open MLflow:     {page}", soft_wrap=True, highlight=False)
@@ -101,15 +98,12 @@ class StageCost:
     peak_device_bytes: int
 
 
-def stage_costs(store: Store, entries: Sequence[Entry]) -> list[StageCost]:
+def stage_costs(history: History) -> list[StageCost]:
     """Return the cost of each agent and stage that ran in a worker; artifacts without a manifest are left out."""
     found: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
-    for entry in entries:
+    for finished in history.finished:
+        entry, made = finished.entry, finished.manifest.provenance
         if not entry.agent or entry.stage == "credit":
-            continue
-        try:
-            made = store.manifest(entry.stage, entry.key).provenance
-        except ArtifactError:
             continue
         one = (made.seconds, made.peak_memory_bytes, made.peak_device_bytes)
         found.setdefault((entry.agent, entry.stage), []).append(one)

@@ -129,7 +129,7 @@ class Moody:
             raise ConnectionError("gone")
         self.got += entries
 
-    def mark_complete(self, entries):
+    def mark_complete(self, entries, history):
         self.log(["complete"])
 
     def finish(self, status):
@@ -148,7 +148,7 @@ def test_what_could_not_be_sent_is_sent_when_the_server_is_back_in_order_and_onc
     wait_for(lambda: tracker.problem is not None)
     server.away = False
     tracker.log([4])
-    tracker.mark_complete([])
+    tracker.mark_complete([], lambda: None)
     tracker.close("FINISHED")
     assert server.got == [1, 2, 3, 4, "complete"]
     assert server.status == "FINISHED"
