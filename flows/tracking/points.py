@@ -36,6 +36,24 @@ def send_points(client: Any, points: Mapping[str, Sequence[Any]]) -> None:
                 session.execute(latest, list(newest.values()))
 
 
+def distinct(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out what repeats an accuracy: avg@1, pass@1, best@1 and maj@1 are the accuracy by definition.
+
+    The accuracy itself is shown as ``accuracy/<benchmark>``.
+    """
+    repeated = [
+        name for name in metrics if name.startswith("evaluate/") and ("@1/" in f"{name}/" or name.endswith("/accuracy"))
+    ]
+    return {name: value for name, value in metrics.items() if name not in repeated}
+
+
+@functools.lru_cache(maxsize=4096)
+def clean_name(name: str) -> str:
+    """Return the name with only those characters that MLflow accepts in a metric's name."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
+    return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
+
+
 def _database(client: Any) -> Any | None:
     """Return MLflow's store where it is a sqlite database that this process opens itself."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

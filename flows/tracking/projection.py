@@ -5,11 +5,10 @@ Replaying is idempotent: a point's timestamp is the manifest's, so MLflow merges
 server missed.
 """
 
-import functools
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flows.home import Home
@@ -19,7 +18,8 @@ from flows.record.record import Entry, read_entries
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from flows.tracking.links import note_place
-from flows.tracking.points import send_points
+from flows.tracking.points import clean_name, distinct, send_points
+from flows.tracking.sent import Sent
 from flows.tracking.system import SystemLog
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.files import sync
@@ -113,13 +113,18 @@ class Projection:
         for finished in so_far.finished:
             self._note_headline(finished.entry, finished.manifest)
         self._traces: Traces | None = None
-        # A sweep compares campaigns; its cells have no traces.
+        self._sent: Sent | None = None
+        # What MLflow has of finished iterations; those of one under way are sent again, with what they lacked.
+        self._has: set[tuple[str, str]] = set()
+        # A sweep compares campaigns; its cells have no traces, and each is sent once, when it is complete.
         if parent is None:
+            sent = self._sent = Sent(self._client, self._runs[PARENT], folder, _PROJECTION_VERSION)
+            self._has = {(f.entry.label, f.entry.key) for f in so_far.finished if sent.has(f.entry)}
             self._traces = Traces(uri, so_far, self._experiment, self._runs, self._digest, read_labels(folder))
 
     def log(self, entries: Iterable[Entry]) -> None:
-        """Send the entries' metrics in one batch per run, then what is shown beside the metrics."""
-        entries = list(entries)
+        """Send the entries' metrics in one batch, then what is shown beside them; leave out what MLflow has."""
+        entries = [entry for entry in entries if (entry.label, entry.key) not in self._has]
         points: dict[str, list[Any]] = defaultdict(list)
         for entry in entries:
             for run, metric in self._points(entry):
@@ -132,9 +137,11 @@ class Projection:
         self._beside(lambda: self._gallery.log(entries))
         if (traces := self._traces) is not None:
             self._beside(lambda: traces.log(entries))
+        if self._sent is not None:
+            self._sent.add(entries)
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Send everything again, unless the parent run's tag says that MLflow has it; return whether it was sent."""
+        """Send what MLflow lacks, unless the parent run's tag says that it has all; return whether that was needed."""
         tags = self._client.get_run(self._runs[PARENT]).data.tags
         if tags.get("hacrl.complete") == content_of(entries):
             return False
@@ -183,7 +190,7 @@ class Projection:
         step = (entry.iteration or 0) + (0 if entry.stage == "evaluate" else 1)
         clock = "_".join(part for part in ("time/" + entry.stage, entry.variant, "seconds") if part)
         superseded = bool(entry.variant) and entry.stage in ANSWERING
-        values = {**({} if superseded else _distinct(manifest.metrics)), clock: manifest.provenance.seconds}
+        values = {**({} if superseded else distinct(manifest.metrics)), clock: manifest.provenance.seconds}
         for name, value in values.items():
             yield entry.agent if entry.agent in self._runs else PARENT, Metric(clean_name(name), value, at, step)
         headline = None if superseded else self._note_headline(entry, manifest)
@@ -357,24 +364,6 @@ def _move_userinfo() -> None:
         return
     os.environ["MLFLOW_TRACKING_URI"] = without_userinfo(given)
     os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = found
-
-
-def _distinct(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what repeats an accuracy: avg@1, pass@1, best@1 and maj@1 are the accuracy by definition.
-
-    The accuracy itself is shown as ``accuracy/<benchmark>``.
-    """
-    repeated = [
-        name for name in metrics if name.startswith("evaluate/") and ("@1/" in f"{name}/" or name.endswith("/accuracy"))
-    ]
-    return {name: value for name, value in metrics.items() if name not in repeated}
-
-
-@functools.lru_cache(maxsize=4096)
-def clean_name(name: str) -> str:
-    """Return the name with only those characters that MLflow accepts in a metric's name."""
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
-    return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
 
 
 def _params(config: CampaignConfig, agent: str) -> Iterable[Any]:

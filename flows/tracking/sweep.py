@@ -8,9 +8,9 @@ from typing import Any
 from flows.home import Home
 from flows.sweep.cells import Job, finished_entries
 from flows.tracking.feed import first_line
+from flows.tracking.points import clean_name
 from flows.tracking.projection import (
     Projection,
-    clean_name,
     ensure_database,
     find_experiment,
     quiet_environment,
