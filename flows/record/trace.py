@@ -9,6 +9,9 @@ from typing import Any
 FOLDER = "profile"
 # The group of tracks of calls that wait for their process.
 WAITING = "waiting"
+# Kinds of work that threads of the campaign's own process do beside the stages. Each is a group of tracks.
+MLFLOW, PREFECT = "MLflow", "Prefect"
+BESIDE = (MLFLOW, PREFECT)
 
 
 def newest_trace(folder: Path) -> Path | None:
@@ -30,7 +33,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Where one process spent its time; the seconds of all kinds together are those of the trace."""
+    """Where one process spent its time; the seconds of all kinds together are those of the trace.
+
+    Waiting calls are no process, and what is done beside the stages is no part of any: of those there is no idle time.
+    """
 
     process: str
     seconds: dict[str, float]
@@ -41,13 +47,13 @@ def where_time_went(path: Path) -> list[Spent]:
     names: dict[int, str] = {}
     spans: dict[int, list[dict[str, Any]]] = {}
     for event in read_events(path):
-        if event["ph"] == "M":
+        if event["ph"] == "M" and event["name"] == "process_name":
             names[event["pid"]] = event["args"]["name"]
-        elif event["cat"] != "op":
+        elif event["ph"] == "X" and event["cat"] != "op":
             spans.setdefault(event["pid"], []).append(event)
-    if not spans:
+    everything = [one for of in spans.values() for one in of if one["cat"] not in BESIDE]
+    if not everything:
         return []
-    everything = [one for of in spans.values() for one in of]
     whole = (max(one["ts"] + one["dur"] for one in everything) - min(one["ts"] for one in everything)) / 1e6
     found = []
     for number, own in spans.items():
@@ -57,7 +63,8 @@ def where_time_went(path: Path) -> list[Spent]:
                 seconds[one["cat"]] = seconds.get(one["cat"], 0.0) + one["dur"] / 1e6
         else:
             seconds = _own_seconds(own)
-            seconds["idle"] = max(0.0, whole - _covered(own))
+            if own[0]["cat"] not in BESIDE:
+                seconds["idle"] = max(0.0, whole - _covered(own))
         found.append(Spent(names.get(number, str(number)), seconds))
     return found
 

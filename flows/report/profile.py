@@ -8,7 +8,8 @@ from flows.record.trace import WAITING, newest_trace, where_time_went
 Rows = tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
 PROFILE_NOTE = (
     "The last profiled run, from its trace. Stages without their input and output; inputs, publish, download, upload; "
-    "waiting: calls that were ready before their process was; idle: processes without work."
+    "waiting: calls that were ready before their process was; idle: processes without work. MLflow and Prefect: what "
+    "threads of the campaign's process told them meanwhile, beside the stages and in no other row."
 )
 
 

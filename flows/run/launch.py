@@ -177,10 +177,11 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
         with (
             raise_on_signals(),
             _logged(campaign, counter),
+            # Around what sends to MLflow: the last of it is a part of the trace.
+            _profiled(campaign) as tracer,
             tracking(campaign) as tracker,
             _system_metrics(campaign),
             campaign.display,
-            _profiled(campaign) as tracer,
         ):
             shown = Listeners(campaign.display, campaign.log)
             listener = Listeners(

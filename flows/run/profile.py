@@ -2,7 +2,8 @@
 
 The file is a JSON array with one event per line, written while the campaign runs: memory stays flat, and what a killed
 run leaves can still be opened in Perfetto. Every process is a group of tracks. Work that overlaps in time is put on
-several tracks, so that spans of one track always nest.
+several tracks, so that spans of one track always nest. What threads of the campaign's process do for MLflow and Prefect
+has groups of its own, with a track for each thread: it goes on beside the stages.
 """
 
 import json
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from flows.record.trace import FOLDER, WAITING
+from flows.record.trace import BESIDE, FOLDER, WAITING
 from flows.run.events import Listener
 from hacrl_core.spans import RECORDER, Span
 from stages.spec import Outcome, StageCall
@@ -32,7 +33,7 @@ class _Tracks:
     free_at: list[float] = field(default_factory=list)
     # Thread → spans whose outermost one has not ended.
     inner: dict[int, list[Span]] = field(default_factory=dict)
-    # Thread → number of its track of operations.
+    # Thread → number of its own track: of operations, or of work beside the stages.
     threads: dict[int, int] = field(default_factory=dict)
 
     def track(self, began: float, ended: float) -> int:
@@ -93,6 +94,11 @@ class Tracer(Listener):
                 self._file = None
 
     def _take(self, process: str, span: Span) -> None:
+        if span.kind in BESIDE:
+            # A name that no agent has.
+            tracks = self._tracks(f"{span.kind} (beside the stages)")
+            self._complete(tracks, self._thread(tracks, span.thread), span)
+            return
         tracks = self._tracks(process)
         if span.kind == "op":
             # Operations nest inside each other as they come, on a track for each thread below the stages.
@@ -117,8 +123,19 @@ class Tracer(Listener):
         found = self._processes.get(process)
         if found is None:
             found = self._processes[process] = _Tracks(len(self._processes) + 1)
-            self._write({"ph": "M", "name": "process_name", "pid": found.number, "tid": 0, "args": {"name": process}})
+            self._name("process_name", found, 0, process)
         return found
+
+    def _thread(self, tracks: _Tracks, thread: int) -> int:
+        """Return the track of a thread of this process, which has the thread's name."""
+        if thread not in tracks.threads:
+            tracks.threads[thread] = len(tracks.threads)
+            name = next((one.name for one in threading.enumerate() if one.ident == thread), "thread")
+            self._name("thread_name", tracks, tracks.threads[thread], name)
+        return tracks.threads[thread]
+
+    def _name(self, what: str, tracks: _Tracks, track: int, name: str) -> None:
+        self._write({"ph": "M", "name": what, "pid": tracks.number, "tid": track, "args": {"name": name}})
 
     def _complete(self, tracks: _Tracks, track: int, span: Span) -> None:
         # Both ends are rounded to the same nanoseconds: what ends where the next one begins does not overlap it.

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from flows.record.history import History, history_of_run, last
 from flows.record.record import Record
+from flows.record.trace import PREFECT
 from flows.report.charts import current_learning_curves
 from flows.run.events import Listener, Listeners
 from flows.scheduling.api import told_gone
@@ -28,6 +29,7 @@ from flows.scheduling.tally import Tally
 from flows.scheduling.timeline import BarState, LogLine, Timeline
 from flows.views.text import clock, number, short
 from hacrl_core.artifacts import Store
+from hacrl_core.spans import span
 from stages.spec import Outcome, StageCall
 
 # The end of a campaign waits no longer than this for its pages.
@@ -126,9 +128,10 @@ class PrefectView(Listener):
         self._put("agents", "table", self._tally.rows(), f"Agents of {self._config.name} after {done} iterations")
 
     def _show_summary(self) -> None:
-        history = history_of_run(self._record, self._store)
-        self._show_progress(history.done)
-        self._put("summary", "markdown", _markdown(history, self._record.folder), f"Summary of {self._config.name}")
+        with span("summary", PREFECT):
+            history = history_of_run(self._record, self._store)
+            self._show_progress(history.done)
+            self._put("summary", "markdown", _markdown(history, self._record.folder), f"Summary of {self._config.name}")
 
     # -- Prefect ---------------------------------------------------------------------------------------------------
 
@@ -137,20 +140,24 @@ class PrefectView(Listener):
 
         name = key(self._config.name, what)
         text = data if isinstance(data, str | float) else json.dumps(data)
-        if name in self._known:
-            self._client.update_artifact(self._known[name], ArtifactUpdate(data=text, description=description))
-        else:
-            made = self._client.create_artifact(
-                ArtifactCreate(key=name, type=kind, description=description, data=text, flow_run_id=self._flow_run)
-            )
-            self._known[name] = made.id
+        with span(f"send {what}", PREFECT):
+            if name in self._known:
+                self._client.update_artifact(self._known[name], ArtifactUpdate(data=text, description=description))
+            else:
+                made = self._client.create_artifact(
+                    ArtifactCreate(key=name, type=kind, description=description, data=text, flow_run_id=self._flow_run)
+                )
+                self._known[name] = made.id
 
     def _send(self, states: list[BarState], lines: list[LogLine]) -> None:
         """Send bars as events and lines as logs of the flow run."""
-        for state in states:
-            _emit(state, self._flow_run)
-        if lines:
-            self._client.create_logs([_log(line, self._flow_run) for line in lines])
+        if not states and not lines:
+            return
+        with span("send bars and lines", PREFECT):
+            for state in states:
+                _emit(state, self._flow_run)
+            if lines:
+                self._client.create_logs([_log(line, self._flow_run) for line in lines])
 
     def _serve(self) -> None:
         from prefect.client.orchestration import get_client

@@ -20,10 +20,12 @@ from rich.text import Text
 from flows.home import Home
 from flows.record.history import History, read_history
 from flows.record.record import Entry, campaign_folders, is_running, read_campaign
+from flows.record.trace import MLFLOW
 from flows.tracking.projection import Projection, quiet_environment, tracking_uri
 from hacrl_core.artifacts import open_store
 from hacrl_core.config.addresses import without_userinfo
 from hacrl_core.errors import ConfigError, HacrlError
+from hacrl_core.spans import span
 
 # A server that takes longer for an empty page is considered away.
 PROBE_SECONDS = 3.0
@@ -141,8 +143,9 @@ class Tracker:
         begun = time.thread_time()
         try:
             if self.projection is None:
-                probe(self._uri)
-                self.projection = self._open()
+                with span("open", MLFLOW):
+                    probe(self._uri)
+                    self.projection = self._open()
                 leave_to_itself()
             while self._pending:
                 self._pending[0](self.projection)

@@ -15,6 +15,7 @@ from flows.home import Home
 from flows.record.feedback import read_labels
 from flows.record.history import ANSWERING, History
 from flows.record.record import Entry, read_entries
+from flows.record.trace import MLFLOW
 from flows.servers.state import running_mlflow_url
 from flows.tracking.exhibits import EXPERIMENT_TAGS, Gallery, run_tags
 from flows.tracking.links import note_place
@@ -29,6 +30,7 @@ from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.config.training import UpdateConfig
 from hacrl_core.contracts.manifest import Manifest, digest_of
 from hacrl_core.errors import ArtifactError, ConfigError
+from hacrl_core.spans import span
 
 # Raise it when the projection shows more than before, so that the next replay sends it.
 _PROJECTION_VERSION = 4
@@ -125,6 +127,20 @@ class Projection:
     def log(self, entries: Iterable[Entry]) -> None:
         """Send the entries' metrics in one batch, then what is shown beside them; leave out what MLflow has."""
         entries = [entry for entry in entries if (entry.label, entry.key) not in self._has]
+        with span(f"send {len(entries)} stages", MLFLOW):
+            self._log(entries)
+
+    def _log(self, entries: list[Entry]) -> None:
+        with span("metrics", MLFLOW):
+            self._log_metrics(entries)
+        self._beside("versions", lambda: self._registry.log(entries))
+        self._beside("datasets and tables", lambda: self._gallery.log(entries))
+        if (traces := self._traces) is not None:
+            self._beside("traces", lambda: traces.log(entries))
+        if self._sent is not None:
+            self._sent.add(entries)
+
+    def _log_metrics(self, entries: list[Entry]) -> None:
         points: dict[str, list[Any]] = defaultdict(list)
         for entry in entries:
             for run, metric in self._points(entry):
@@ -133,12 +149,6 @@ class Projection:
             points[run].append(metric)
         points[PARENT] += self._system_points()
         send_points(self._client, {self._runs[run]: metrics for run, metrics in points.items()})
-        self._beside(lambda: self._registry.log(entries))
-        self._beside(lambda: self._gallery.log(entries))
-        if (traces := self._traces) is not None:
-            self._beside(lambda: traces.log(entries))
-        if self._sent is not None:
-            self._sent.add(entries)
 
     def replay(self, entries: list[Entry]) -> bool:
         """Send what MLflow lacks, unless the parent run's tag says that it has all; return whether that was needed."""
@@ -154,11 +164,11 @@ class Projection:
 
         ``history`` is that of these entries, if it is known.
         """
-        self._beside(self._registry.flush)
-        self._beside(lambda: self._gallery.finish(history))
+        self._beside("versions", self._registry.flush)
+        self._beside("tables, pictures and report", lambda: self._gallery.finish(history))
         self._client.set_tag(self._runs[PARENT], "hacrl.complete", content_of(entries))
 
-    def _beside(self, show: Callable[[], None]) -> None:
+    def _beside(self, what: str, show: Callable[[], None]) -> None:
         """Show something beside the metrics; a server that refuses it (one without a registry) still gets the metrics.
 
         An outage is raised, so that it is retried.
@@ -166,7 +176,8 @@ class Projection:
         from mlflow.exceptions import MlflowException
 
         try:
-            show()
+            with span(what, MLFLOW):
+                show()
         except MlflowException as problem:
             error: Any = problem
             if error.get_http_status_code() >= 500:
@@ -174,8 +185,9 @@ class Projection:
 
     def finish(self, status: str = "FINISHED") -> None:
         """End the campaign's runs with this status."""
-        for run in self._runs.values():
-            self._client.set_terminated(run, status)
+        with span("end the runs", MLFLOW):
+            for run in self._runs.values():
+                self._client.set_terminated(run, status)
 
     def _points(self, entry: Entry) -> Iterable[tuple[str, Any]]:
         from mlflow.entities import Metric

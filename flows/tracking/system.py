@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from flows.record.trace import MLFLOW
+from hacrl_core.spans import span
+
 NAME = "system.jsonl"
 SECONDS = 30.0
 
@@ -39,8 +42,9 @@ class SystemSampler:
             monitors, seconds = _monitors(), self._seconds or _interval()
             with self._path.open("a", encoding="utf-8") as file:
                 while not self._stop.wait(seconds):
-                    file.write(json.dumps({"at": int(time.time() * 1000), "values": _sample(monitors)}) + "\n")
-                    file.flush()
+                    with span("look at the machine", MLFLOW):
+                        file.write(json.dumps({"at": int(time.time() * 1000), "values": _sample(monitors)}) + "\n")
+                        file.flush()
         except Exception:
             # What the machine does is shown beside the campaign, which goes on without it.
             return

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.home import Home
 from flows.record.history import read_history
-from flows.record.trace import newest_trace, read_events, where_time_went
+from flows.record.trace import MLFLOW, PREFECT, newest_trace, read_events, where_time_went
 from flows.report.panels import sections
 from flows.run.launch import open_campaign, run_stages
 from flows.run.profile import Tracer
@@ -108,6 +108,40 @@ def test_waiting_idle_and_inner_work_add_up(tracer, tmp_path):
     assert spent["waiting"] == pytest.approx({"waits for ada": 2.0})
 
 
+def test_what_is_told_to_servers_has_tracks_by_thread_and_changes_no_other_number(tracer):
+    base = time.time()
+    tracer._begun = base
+    tracer.spans("ben", [Span("generate ben #0", "stage", base, base + 1.0, 1, 0)])
+    tracer.spans("campaign", [Span("credit ada #0", "stage", base + 1.0, base + 2.0, 1, 0)])
+    stages = where_time_went_so_far(tracer)
+    tracer.spans(
+        "campaign",
+        [
+            Span("metrics", MLFLOW, base + 0.25, base + 0.75, 7, 1),
+            Span("send 13 stages", MLFLOW, base + 0.0, base + 1.0, 7, 0),
+            Span("look at the machine", MLFLOW, base + 0.5, base + 0.75, 8, 0),
+            Span("send progress", PREFECT, base + 0.5, base + 1.5, 9, 0),
+            # After the last stage.
+            Span("end the runs", MLFLOW, base + 2.0, base + 5.0, 7, 0),
+        ],
+    )
+    tracer.close()
+    events = checked(tracer.path)
+    sent = [event for event in events if event.get("cat") == MLFLOW]
+    assert {event["name"] for event in sent if event["tid"] == 0} == {"metrics", "send 13 stages", "end the runs"}
+    assert {event["name"] for event in sent if event["tid"] == 1} == {"look at the machine"}
+    spent = {one.process: one.seconds for one in where_time_went(tracer.path)}
+    beside = {name: spent.pop(name) for name in list(spent) if "beside" in name}
+    assert spent == stages
+    assert spent["ben"] == pytest.approx({"generate": 1.0, "idle": 1.0})
+    assert list(beside.values()) == [pytest.approx({MLFLOW: 4.25}), pytest.approx({PREFECT: 1.0})]
+
+
+def where_time_went_so_far(tracer: Tracer) -> dict[str, dict[str, float]]:
+    tracer._file.flush()
+    return {one.process: one.seconds for one in where_time_went(tracer.path)}
+
+
 def test_a_stage_whose_process_reported_nothing_is_shown_from_start_to_end(tracer, tmp_path):
     tracer.stage_started(call("update"), [])
     tracer.stage_finished(call("update"), Outcome(ArtifactRef("update", "k", "d", tmp_path), False, 0.0, {}))
@@ -134,6 +168,42 @@ def test_operations_end_inside_the_one_around_them_and_threads_stay_apart():
         (1, 12.0, 13.0, "add"),
         (2, 5.0, 30.0, "backward"),
     ]
+
+
+@pytest.mark.slow
+def test_a_profiled_campaign_shows_what_mlflow_and_prefect_were_told_within_the_run(tmp_path, monkeypatch):
+    from flows.run.launch import launch
+
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    agents = tiny().model_dump(mode="json", exclude_none=True)["agents"]
+    for agent in agents.values():
+        agent["warmstart"]["steps"] = 5
+    config = tiny(
+        iterations=2, agents=agents, evaluate={}, tracking={"enabled": True}, runtime={"profile": True}
+    )  # fmt: skip
+    begun = time.time()
+    history = launch(config, Home(tmp_path), Console(quiet=True)).history
+    whole = 1e6 * (time.time() - begun)
+    events = checked(newest_trace(Home(tmp_path).campaign(config.name)))
+    beside = [event for event in events if event.get("cat") in (MLFLOW, PREFECT)]
+    told = {(event["cat"], event["name"]) for event in beside}
+    assert {(MLFLOW, name) for name in ("open", "metrics", "versions", "traces", "end the runs")} <= told
+    assert {(MLFLOW, "tables, pictures and report"), (MLFLOW, "look at the machine")} <= told
+    assert {(PREFECT, name) for name in ("send bars and lines", "send progress", "send summary", "summary")} <= told
+    assert all(event["ts"] >= 0 and event["ts"] + event["dur"] <= whole for event in beside)
+    threads = {event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
+    assert {"mlflow", "system metrics", "prefect view"} <= threads
+    # Stages are as long as their manifests say, and idle time ends with the last of them.
+    spent = {one.process: one.seconds for one in where_time_went(newest_trace(Home(tmp_path).campaign(config.name)))}
+    stages = [event for event in events if event.get("cat") == "stage"]
+    span_of_stages = (max(e["ts"] + e["dur"] for e in stages) - min(e["ts"] for e in stages)) / 1e6
+    for agent in config.agents:
+        assert sum(spent[agent].values()) == pytest.approx(span_of_stages, rel=0.01)
+    measured = sum(f.manifest.provenance.seconds for f in history.stages("update", "ada"))
+    assert sum(e["dur"] for e in stages if e["name"].startswith("update ada")) / 1e6 >= measured
+    panel = next(panel for s in sections(history) if s.key == "time" for panel in s.panels if panel.key == "profile")
+    assert {MLFLOW, PREFECT, "update", "idle"} <= {label for label, _ in panel.rows}
 
 
 @pytest.mark.slow
