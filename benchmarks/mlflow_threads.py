@@ -5,8 +5,8 @@
 MLflow is fed by a thread of the campaign's process, and a second thread samples the machine for it. Both are known by
 their names. A thread that one of them starts counts as well. The file has three numbers: all seconds of these threads,
 those in which iterations were sent (``Projection.log``), and those of stages that run in this process (``sample``,
-``credit``). What MLflow's threads do beside sending is paid once: imports, the runs, and at the end models, tables and
-pictures. The file is renewed every half second and at the end.
+``credit``), with the threads that hash and sync their files. What MLflow's threads do beside sending is paid once:
+imports, the runs, and at the end models, tables and pictures. The file is renewed every half second and at the end.
 """
 
 import atexit
@@ -21,12 +21,13 @@ from flows.record.record import Entry
 from stages.spec import Outcome
 
 NAMES = ("mlflow", "system metrics")
+PUBLISHING = "publish"  # threads that stages of this process start
 SECONDS = 0.5
 
 _alive: dict[int, int] = {}  # thread → its CPU clock
 _ended: list[float] = []
 _sent: list[float] = []  # seconds of each sending of iterations
-_staged: list[float] = []  # seconds of each stage in this process
+_staged: list[float] = []  # seconds of each stage in this process, and of each thread that publishes for one
 _lock = threading.Lock()
 
 
@@ -37,6 +38,8 @@ def watch_threads() -> None:
     def start_watched(thread: threading.Thread) -> None:
         if thread.name.lower().startswith(NAMES) or threading.get_ident() in _alive:
             thread.run = _watched(thread.run)  # type: ignore[method-assign]
+        elif thread.name.startswith(PUBLISHING):
+            thread.run = _timed(thread.run)  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_watched  # type: ignore[method-assign]
@@ -55,6 +58,16 @@ def _watched(run: Callable[[], None]) -> Callable[[], None]:
                 _ended.append(time.thread_time())
 
     return watched
+
+
+def _timed(run: Callable[[], None]) -> Callable[[], None]:
+    def timed() -> None:
+        try:
+            run()
+        finally:
+            _staged.append(time.thread_time())
+
+    return timed
 
 
 def watch_sending() -> None:

@@ -3,7 +3,8 @@
 Runs the demo's agents with 4 prompts of 4 responses per iteration in a fresh home. While it runs, the CPU seconds of
 Prefect's server, of the driver (the campaign's own process), of the driver's MLflow threads and of the stages are read
 once a second, and the driver's resident memory with them. Stages are the workers and what the driver itself computes
-(sample, credit). Afterwards come status, report and the same command again, which finds everything in the store.
+(sample, credit). Afterwards come status, report and the same command again, which finds everything in the store. A line
+a minute says how far it is; a thousand iterations take ten to fifteen minutes on two cores that have little else to do.
 
 CPU seconds of work depend little on what else the machine does. But Prefect's server and some threads of the driver
 work by the clock: on a busy machine, where an iteration takes longer, they cost more of it. So their seconds per minute
@@ -28,6 +29,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 ROLES = ("server", "driver", "mlflow", "stages")
 SECONDS = "seconds.txt"
+# Between two lines of progress.
+TELL_SECONDS = 60.0
 SETTINGS = (
     "name=tiny",
     "prompts_per_iteration=4",
@@ -65,7 +68,7 @@ def main() -> None:
         home = Path(arguments.home or place).absolute()
         settings = ("evaluate.benchmarks=[]",) if arguments.demo else SETTINGS
         os.environ["PYTHONPATH"] = arguments.code
-        samples = run(home, (*settings, f"iterations={arguments.iterations}"), arguments.minutes)
+        samples = run(home, (*settings, f"iterations={arguments.iterations}"), arguments.minutes, arguments.iterations)
         # The last iteration of one that was stopped may lack an agent.
         done = samples[-1].iterations
         arguments.iterations = done if done == arguments.iterations else done - 1
@@ -77,8 +80,8 @@ def command(home: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "flows.cli", *words, "--home", str(home)]
 
 
-def run(home: Path, settings: tuple[str, ...], minutes: float | None) -> list[Sample]:
-    """Run the campaign, for so many minutes at most, and read its processes once a second."""
+def run(home: Path, settings: tuple[str, ...], minutes: float | None, goal: int) -> list[Sample]:
+    """Run the campaign, for so many minutes at most, and read its processes once a second; print how far it is."""
     words = [word for setting in settings for word in ("--set", setting)]
     log = home / "output.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +99,12 @@ def run(home: Path, settings: tuple[str, ...], minutes: float | None) -> list[Sa
     samples = []
     ends_at = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     stopped = False
+    tell_at = time.monotonic() + TELL_SECONDS
     while process.poll() is None:
         samples.append(look(psutil.Process(process.pid), home, seen))
+        if time.monotonic() > tell_at:
+            tell_at += TELL_SECONDS
+            tell(samples, goal)
         time.sleep(1.0)
         if time.monotonic() > ends_at and not stopped:
             process.send_signal(signal.SIGTERM)
@@ -108,6 +115,24 @@ def run(home: Path, settings: tuple[str, ...], minutes: float | None) -> list[Sa
     # What MLflow was sent after the last look: it counts for MLflow and not for the whole, so the share errs upwards.
     samples[-1].cpu["mlflow"] = seconds_inside(home)[0]
     return samples
+
+
+def tell(samples: list[Sample], goal: int) -> None:
+    """Print how far the campaign is, and the share of orchestration since its first iterations."""
+    last = samples[-1]
+    first = next((s for s in samples if s.iterations >= samples[0].iterations + 2), last)
+    count = last.iterations - first.iterations
+    if count <= 0:
+        print(f"iteration {last.iterations} of {goal}", flush=True)
+        return
+    spent = {role: last.cpu[role] - first.cpu[role] for role in ROLES}
+    share = 1 - spent["stages"] / sum(spent.values())
+    each = (last.at - first.at) / count
+    print(
+        f"iteration {last.iterations} of {goal}, {each:.2f} s each, orchestration {share:.1%} so far, driver "
+        f"{last.driver_mb:.0f} MB, {(goal - last.iterations) * each / 60:.0f} minutes left",
+        flush=True,
+    )
 
 
 def seconds_inside(home: Path) -> tuple[float, float, float]:
@@ -171,13 +196,11 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
     minutes = (last.at - first.at) / 60
     for role in ("server", "driver"):
         figures[f"{role}_cpu_seconds_per_minute"] = round((last.cpu[role] - first.cpu[role]) / minutes, 2)
-    size = sum(path.stat().st_size for path in (home / "prefect").glob("prefect.db*"))
-    figures["prefect_database_mb"] = round(size / 1e6, 2)
+    for name, pattern in {"prefect": "prefect/prefect.db*", "mlflow": "mlflow.db*"}.items():
+        figures[f"{name}_database_mb"] = round(sum(path.stat().st_size for path in home.glob(pattern)) / 1e6, 2)
     running = [s for s in samples if s.iterations >= first.iterations and s.driver_mb]
     curve = {s.iterations: round(s.driver_mb, 1) for s in running[:: max(1, len(running) // 10)]}
-    growth = (running[-1].driver_mb - running[0].driver_mb) / max(1, running[-1].iterations - running[0].iterations)
-    figures["driver_mb_per_iteration"] = round(growth, 4)
-    figures["driver_mb"] = round(running[-1].driver_mb, 1)
+    figures |= memory_figures(running, begun)
     words = [word for s in (*settings, f"iterations={arguments.iterations}") for word in ("--set", s)]
     for name, rest in {
         "status": ["status"],
@@ -197,6 +220,20 @@ def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, set
         "date": time.strftime("%Y-%m-%d"),
     }
     print(json.dumps({"benchmark": "orchestration", "figures": figures, "driver_mb": curve, "conditions": conditions}))
+
+
+def memory_figures(running: list[Sample], begun: int) -> dict[str, float]:
+    """Return the driver's memory at each quarter of the campaign, its growth from the first to the last, and the end's.
+
+    After the last iteration the whole history is read, for the report and the pages.
+    """
+    whole = running[-1].iterations - begun
+    at = [next(s for s in running if s.iterations >= begun + whole * quarter / 4) for quarter in (1, 2, 3, 4)]
+    figures = {f"driver_mb_at_quarter_{number}": round(s.driver_mb, 1) for number, s in enumerate(at, start=1)}
+    growth = (at[-1].driver_mb - at[0].driver_mb) / max(1, at[-1].iterations - at[0].iterations)
+    figures["driver_mb_per_iteration"] = round(growth, 4)
+    figures["driver_mb_at_the_end"] = round(max(s.driver_mb for s in running), 1)
+    return figures
 
 
 def mlflow_figures(home: Path, last: Sample, iterations: int, each: dict[str, float]) -> dict[str, float]:
