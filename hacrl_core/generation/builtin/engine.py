@@ -124,7 +124,7 @@ class BuiltinEngine:
             StopRule(agent.stop_token_ids, strings),
             batch_size=self.batch_size,
             device=agent.device,
-            logits_alone=(lambda ids: _logits_alone(agent, ids)) if exact else None,
+            logits_alone=(lambda ids: _settling_logits(loaded, ids)) if exact else None,
             on_progress=on_progress,
         )
         try:
@@ -153,6 +153,12 @@ class BuiltinEngine:
                     f"{where}, request {request.request_id}: {length} prompt tokens + max_tokens {params.max_tokens} "
                     f"exceed the model's context of {context}; lower max_tokens or drop the problem"
                 )
+
+
+def _settling_logits(loaded: _Loaded, token_ids: Sequence[int]) -> Tensor:
+    """Return the logits that decide an ambiguous draw; small models have compiled code for them."""
+    native = loaded.decoder.logits_alone(token_ids) if isinstance(loaded.decoder, FastDecoder) else None
+    return _logits_alone(loaded.agent, token_ids) if native is None else native
 
 
 def _logits_alone(agent: Agent, token_ids: Sequence[int]) -> Tensor:

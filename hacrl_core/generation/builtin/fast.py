@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hacrl_core.generation.builtin.decoder import Decoder, GenericDecoder, Prefill
+from hacrl_core.generation.builtin.native_prefill import native_prefill
 from hacrl_core.generation.builtin.native_step import NativeBatch, native_decode_step, native_kernels
 from hacrl_core.generation.builtin.prefixes import Prefixes
 from hacrl_core.generation.builtin.step import Batch, Slots, decode_step
@@ -92,7 +93,13 @@ class FastDecoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Prefill:
-        """The model's own forward. Padding on the right needs no mask: no token looks ahead."""
+        """Read prompts in compiled code where that fits; otherwise by the model's own forward.
+
+        There padding on the right needs no mask: no token looks ahead.
+        """
+        native = None if self._kernels is None else native_prefill(self._kernels, self.weights, prompts)
+        if native is not None:
+            return native
         lengths = tuple(map(len, prompts))
         width = max(lengths)
         ids = torch.tensor([[*p, *[self.pad_token_id] * (width - len(p))] for p in prompts], device=self.device)
@@ -103,6 +110,12 @@ class FastDecoder:
         keys = [layer.keys if order is None else layer.keys[..., order] for layer in cache.layers]
         states = torch.stack([torch.stack([k, layer.values]) for k, layer in zip(keys, cache.layers, strict=True)])
         return Prefill(self.model.lm_head(last_PH), lengths, states)
+
+    @torch.inference_mode()
+    def logits_alone(self, token_ids: Sequence[int]) -> Tensor | None:
+        """Return the logits that follow a sequence, computed without company; None where compiled code does not fit."""
+        found = None if self._kernels is None else native_prefill(self._kernels, self.weights, [token_ids])
+        return None if found is None else found.logits_PV
 
     @torch.inference_mode()
     def admit(self, prefill: Prefill, rows: Sequence[int]) -> None:

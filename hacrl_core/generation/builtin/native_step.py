@@ -73,7 +73,7 @@ def native_decode_step(
     x, normal, places = x_BH.data_ptr(), normal_BH.data_ptr(), (qkv.data_ptr(), mixed_BH.data_ptr(), scores.data_ptr())
     for layer, block in enumerate(w.blocks):
         library.norm_rows(x, normal, batch, hidden, w.epsilon)
-        _project(normal_BH, block, qkv)
+        project(normal_BH, block, qkv)
         step.qk_norm = None if block.qk_norm is None else block.qk_norm.data_ptr()
         keys, values = cache[layer, 0].data_ptr(), cache[layer, 1].data_ptr()
         before = (None, None) if rows.prefixes is None else [rows.prefixes[layer, i].data_ptr() for i in (0, 1)]
@@ -88,7 +88,8 @@ def native_decode_step(
     return F.linear(normal_BH.mul_(w.final_norm), w.head_VH)
 
 
-def _project(normal_BH: Tensor, block: BlockWeights, out: Tensor) -> None:
+def project(normal_BH: Tensor, block: BlockWeights, out: Tensor) -> None:
+    """Write queries, keys and values of normed rows side by side."""
     if block.qkv_bias is None:
         torch.mm(normal_BH, block.qkv_t, out=out)
     else:

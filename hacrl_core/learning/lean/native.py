@@ -5,7 +5,6 @@ for the nodes that no row before it has. Without the compiled functions ``attent
 """
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,50 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hacrl_core.learning.sequences import Ints, Microbatch, Tree
-from hacrl_core.native import kernels
-
-_Pointer, _Count, _Number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Paths(ctypes.Structure):
-    """As in body.c."""
-
-    _fields_ = (
-        ("rows", _Count), ("heads", _Count), ("key_heads", _Count), ("channels", _Count), ("longest", _Count),
-        ("scale", _Number), ("turns", _Pointer), ("nodes", _Pointer), ("starts", _Pointer), ("ends", _Pointer),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Paths:
-    """The rows of a microbatch as paths through its tree, for attention."""
-
-    nodes_BT: Ints
-    starts_B: Ints  # the first node of a row that no row before it has
-    ends_B: Ints
-    heads: int
-    key_heads: int
-    shares: int  # how many numbers all queries give to their keys
-
-    def struct(self, channels: int, turns: Tensor, scale: float) -> _Paths:
-        """Return it as body.c reads it; the arrays must outlive what is done with it."""
-        rows, longest = self.nodes_BT.shape
-        arrays = (self.nodes_BT.ctypes.data, self.starts_B.ctypes.data, self.ends_B.ctypes.data)
-        return _Paths(rows, self.heads, self.key_heads, channels, longest, scale, turns.data_ptr(), *arrays)
-
-
-def library() -> ctypes.CDLL | None:
-    """Return the compiled functions; None where torch has to do without."""
-    found = kernels("body")
-    if found is not None and not found.norm_forward.argtypes:
-        found.norm_forward.argtypes = (*(_Pointer,) * 3, _Count, _Count, _Number)
-        found.norm_backward.argtypes = (*(_Pointer,) * 4, _Count, _Count)
-        found.gate_forward.argtypes = (*(_Pointer,) * 3, _Count)
-        found.gate_backward.argtypes = (*(_Pointer,) * 5, _Count)
-        found.attend_forward.argtypes = (_Pointer,) * 5
-        found.attend_backward.argtypes = (_Pointer,) * 6
-    return found
+from hacrl_core.learning.sequences import Microbatch, Tree
+from hacrl_core.native.paths import Paths, read_along
+from hacrl_core.native.paths import body_library as library
 
 
 def takes(x: Tensor) -> bool:
@@ -69,9 +27,7 @@ def paths_of(batch: Microbatch, tree: Tree, heads: int, key_heads: int) -> Paths
     rows, width = tree.place_BT.shape
     ends_B = batch.positions_R[np.cumsum(batch.lengths) - 1] % width + 1
     starts_B = ends_B - np.bincount(tree.cell_N // width, minlength=rows)
-    # A query at depth t gives to t + 1 keys.
-    shares = heads * int((ends_B * (ends_B + 1) - starts_B * (starts_B + 1)).sum()) // 2
-    return Paths(np.ascontiguousarray(tree.place_BT), starts_B, ends_B, heads, key_heads, shares)
+    return Paths(np.ascontiguousarray(tree.place_BT), starts_B, ends_B, heads, key_heads)
 
 
 def attend(joined: Tensor, turns: Tensor, paths: Paths, scale: float) -> Tensor:
@@ -88,14 +44,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, joined: Tensor, turns: Tensor, paths: Paths, scale: float) -> Tensor:
         found, joined = library(), joined.contiguous()
         assert found is not None
-        channels = joined.shape[-1]
-        shares = joined.new_empty(paths.shares)
-        read = joined.new_empty(len(joined), paths.heads * channels)
-        space = joined.new_empty(2 * paths.nodes_BT.shape[1] * channels)
-        struct = paths.struct(channels, turns, scale)
-        found.attend_forward(
-            ctypes.addressof(struct), joined.data_ptr(), shares.data_ptr(), read.data_ptr(), space.data_ptr()
-        )
+        read, shares = read_along(found, joined, turns, paths, scale)
         ctx.save_for_backward(joined, turns, shares)
         ctx.paths, ctx.scale = paths, scale
         return read

@@ -137,3 +137,41 @@ def test_groups_that_share_their_prompts_write_what_each_row_writes_alone(checkp
     engine = BuiltinEngine()
     alone = [engine.generate(checkpoint("qwen3"), "d", [request], params)[0] for request in requests]
     assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_prompts_of_any_lengths_are_read_as_the_model_reads_them(
+    checkpoint: Checkpoint, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_agent(checkpoint(kind)).model
+    rng = np.random.default_rng(5)
+    prompts = [tuple(rng.integers(2, 33, length).tolist()) for length in (1, 40, 7, 16, 90)]
+    decoder = decoder_of(model)
+    found = decoder.prefill(prompts)
+    compiled = step == "native" and kind != "llama-biases"  # it has biases behind the attention
+    assert (decoder.logits_alone(prompts[1]) is not None) == compiled
+    monkeypatch.setattr(fast, "native_prefill", lambda kernels, weights, prompts: None)
+    own = decoder.prefill(prompts)
+    torch.testing.assert_close(found.logits_PV, own.logits_PV, rtol=0, atol=2e-5)
+    for row, length in enumerate(found.lengths):
+        assert length == len(prompts[row])
+        torch.testing.assert_close(
+            found.cache[:, :, row, :, :length], own.cache[:, :, row, :, :length], rtol=1e-5, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("step", ["native"], indirect=True)
+@torch.inference_mode()
+def test_compiled_logits_alone_know_no_company(checkpoint: Checkpoint) -> None:
+    decoder = decoder_of(load_agent(checkpoint("qwen3")).model)
+    ids = tuple(range(3, 30))
+    alone = decoder.logits_alone(ids)
+    rows = Rows(decoder.model)
+    rows.admit([rows.prompt(9), rows.prompt(30)], [0, 0, 1])
+    rows.step(3)
+    assert alone is not None
+    again = rows.decoder.logits_alone(ids)
+    assert again is not None
+    assert torch.equal(alone, again)
+    assert rows.decoder.logits_alone(range(3, 30 + fast.LENGTH_STEP * 20)) is None  # longer than it is made for
