@@ -5,7 +5,8 @@ each an operation of torch. A kernel makes one pass of them. Each kernel has a t
 there is no C compiler, where compiling fails, or where ``HACRL_NATIVE=0`` is set. Twins agree within rounding.
 
 Compiling takes about a second. The library is kept in the user's cache folder, under a name that depends on the source,
-the flags, the compiler and the CPU, so that machines with a common home folder do not run each other's code.
+the flags, the compiler and the CPU, so that machines with a common home folder do not run each other's code, and on its
+own bytes: one that a full disk or a power cut left in pieces would end the process that loads it.
 """
 
 import ctypes
@@ -29,6 +30,7 @@ FLAGS = (
     "-fassociative-math", "-freciprocal-math",
 )  # fmt: skip
 _SECONDS = 60
+_SECONDS_TO_ANSWER = 10
 
 
 @functools.cache
@@ -40,7 +42,7 @@ def kernels(name: str) -> ctypes.CDLL | None:
     source = Path(__file__).with_name(f"{name}.c")
     try:
         return ctypes.CDLL(str(_built(source, compiler)))
-    except (OSError, subprocess.SubprocessError) as problem:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as problem:  # RuntimeError: there is no home folder
         reason = getattr(problem, "stderr", None) or str(problem)
         logger.info("%s: no native kernels, torch does their work: %s", source.name, reason.strip()[-300:])
         return None
@@ -48,7 +50,10 @@ def kernels(name: str) -> ctypes.CDLL | None:
 
 def find_compiler() -> tuple[str, ...] | None:
     """Return the command of a C compiler: that of ``CC``, else cc, gcc or clang; None if there is none."""
-    wanted = shlex.split(os.environ.get("CC", ""))
+    try:
+        wanted = shlex.split(os.environ.get("CC", ""))
+    except ValueError:  # a quote that nothing closes
+        wanted = []
     for command in (wanted, ["cc"], ["gcc"], ["clang"]):
         if command and shutil.which(command[0]):
             return tuple(command)
@@ -56,29 +61,49 @@ def find_compiler() -> tuple[str, ...] | None:
 
 
 def _built(source: Path, compiler: tuple[str, ...]) -> Path:
-    """Return the library of a source file, compiled now if it is not kept from before."""
-    code = source.read_bytes() + source.with_name("common.h").read_bytes()
-    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    parts = (code, " ".join(FLAGS).encode(), version, _cpu().encode())
-    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:20]
-    folder = _folder()
-    library = folder / f"{source.stem}-{digest}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            made = Path(place) / library.name
-            subprocess.run(
-                [*compiler, *FLAGS, str(source), "-o", str(made), "-lm"],
-                capture_output=True, text=True, timeout=_SECONDS, check=True,
-            )  # fmt: skip
-            made.replace(library)  # whole or not at all: other processes may be compiling the same
-    return library
+    """Return the library of a source file, compiled now if it is not kept from before, whole."""
+    version = _run([*compiler, "--version"], _SECONDS_TO_ANSWER)
+    code = (source.read_text(), source.with_name("common.h").read_text())
+    key = "\0".join((*code, *FLAGS, "", *compiler, "", version, _cpu()))
+    folder, stem = _folder(), f"{source.stem}-{_sha256(key.encode())}"
+    for library in sorted(folder.glob(f"{stem}-*.so")):
+        if library.name == _name(stem, library):
+            return library
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place) / "made.so"
+        _run([*compiler, *FLAGS, str(source), "-o", str(made), "-lm"], _SECONDS)
+        return made.replace(folder / _name(stem, made))  # others may be compiling the same
+
+
+def _name(stem: str, library: Path) -> str:
+    """Return the name of a library of which no byte is missing."""
+    return f"{stem}-{_sha256(library.read_bytes())}.so"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
+
+
+def _run(command: list[str], seconds: float) -> str:
+    """Return what a command prints, which need not be text."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds,
+        check=True,
+    ).stdout
 
 
 def _folder() -> Path:
     """Return a folder for libraries that nobody else may write into: what lies in it is run."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # its specification says that others do not count
+        base = Path.home() / ".cache"
     folder = base / "hacrl" / "native"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)  # many systems let a user's group write where nothing is said
     state = folder.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by others than its user; remove it or set {SWITCH}=0")

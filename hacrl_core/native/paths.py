@@ -25,7 +25,7 @@ class _Paths(ctypes.Structure):
 def body_library() -> ctypes.CDLL | None:
     """Return the compiled functions of body.c; None where torch has to do without."""
     found = kernels("body")
-    if found is not None and not found.norm_forward.argtypes:
+    if found is not None and not found.attend_backward.argtypes:  # told last: other threads may be here, too
         found.norm_forward.argtypes = (*(_Pointer,) * 3, _Count, _Count, _Number)
         found.norm_backward.argtypes = (*(_Pointer,) * 4, _Count, _Count)
         found.gate_forward.argtypes = (*(_Pointer,) * 3, _Count)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hacrl_core import native
 from hacrl_core.native import find_compiler, kernels
+from hacrl_core.native.paths import body_library
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler on this machine")
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,6 +84,77 @@ def test_the_switch_a_missing_compiler_and_a_failing_one_leave_torch_to_do_it(
 
 
 @needs_compiler
+def test_a_command_with_other_arguments_gets_a_library_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = " ".join(find_compiler() or ())
+    assert kernels("decode") is not None
+    monkeypatch.setenv("CC", f"{compiler} -DANOTHER")
+    kernels.cache_clear()
+    assert kernels("decode") is not None
+    assert len(list(cache.iterdir())) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("kept", [0, 100, 6000])
+def test_a_library_of_which_a_part_is_missing_is_not_loaded_but_built_again(cache: Path, kept: int) -> None:
+    """In a process of its own: most of a library, loaded, ends the process that does it."""
+    code = "from hacrl_core.native import kernels; assert kernels('decode').norm_rows"
+    run = [sys.executable, "-c", code]
+    assert subprocess.run(run, cwd=ROOT, check=False).returncode == 0
+    (library,) = cache.iterdir()
+    whole = library.read_bytes()
+    library.write_bytes(whole[:kept])
+    assert subprocess.run(run, cwd=ROOT, check=False).returncode == 0
+    assert [path.read_bytes() for path in cache.iterdir()] == [whole]
+
+
+@needs_compiler
+def test_where_the_group_may_write_into_new_folders_it_may_not_into_this_one(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert kernels("decode") is not None
+    finally:
+        os.umask(before)
+
+
+@needs_compiler
+def test_a_cache_folder_that_is_not_absolute_is_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert kernels("decode") is not None
+    assert list(here.iterdir()) == []
+    assert len(list((home / ".cache" / "hacrl" / "native").iterdir())) == 1
+
+
+@needs_compiler
+def test_without_a_home_folder_torch_does_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert kernels("decode") is None
+
+
+@needs_compiler
+def test_a_compiler_that_prints_no_text_and_a_quote_that_nothing_closes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    binary = tmp_path / "binary-cc"
+    binary.write_text('#!/bin/sh\nprintf "\\377\\376"\n[ "$1" = --version ] || { printf "\\377" >&2; exit 1; }\n')
+    binary.chmod(0o755)
+    monkeypatch.setenv("CC", str(binary))
+    assert kernels("decode") is None
+    kernels.cache_clear()
+    monkeypatch.setenv("CC", "'gcc")
+    assert kernels("decode") is not None
+
+
+@needs_compiler
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_folder_that_others_may_write_into_is_not_run_from(cache: Path) -> None:
     cache.mkdir(parents=True)
@@ -116,6 +188,31 @@ def test_norm_and_gate_are_those_of_torch(rows: int, width: int, size: float, se
 
 
 @needs_compiler
+def test_the_exponential_is_exact_over_its_whole_range(cache: Path, tmp_path: Path) -> None:
+    """Built with the flags of the kernels, which let the compiler reorder sums."""
+    source = tmp_path / "exponential.c"
+    source.write_text(
+        f'#include "{Path(native.__file__).with_name("common.h")}"\n'
+        "void run(const float *x, float *out, int64_t n) { for (int64_t i = 0; i < n; i++) out[i] = exp_fast(x[i]); }\n"
+    )
+    subprocess.run(
+        [*(find_compiler() or ()), *native.FLAGS, str(source), "-o", str(tmp_path / "exponential.so"), "-lm"],
+        check=True,
+    )
+    run = ctypes.CDLL(str(tmp_path / "exponential.so")).run
+    x = torch.linspace(-87, 88, 1_000_001)
+    out = torch.empty_like(x)
+    run(_at(x), _at(out), ctypes.c_int64(len(x)))
+    wanted = x.double().exp()
+    assert float(((out - wanted) / wanted).abs().max()) < 2 * 2**-23
+    x = torch.tensor([-math.inf, -1e38, -88.0, 89.0, 1e38, math.inf, math.nan])
+    run(_at(x), _at(out), ctypes.c_int64(len(x)))
+    assert out[:3].tolist() == [0.0, 0.0, 0.0]
+    assert out[3:6].tolist() == pytest.approx([math.exp(88)] * 3, rel=1e-6)
+    assert out[6].isnan()
+
+
+@needs_compiler
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_none_are_not_hidden(poison: float) -> None:
     x, out = torch.ones(2, 32), torch.empty(2, 16)
@@ -131,3 +228,14 @@ def test_numbers_that_are_none_are_not_hidden(poison: float) -> None:
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+@needs_compiler
+def test_a_library_that_another_thread_is_still_describing_is_described(cache: Path) -> None:
+    """Without its types an address is passed as 32 bits."""
+    half = kernels("body")
+    assert half is not None
+    half.norm_forward.argtypes = (ctypes.c_void_p,) * 3
+    found = body_library()
+    assert found is half
+    assert found.attend_forward.argtypes == (ctypes.c_void_p,) * 5
