@@ -192,9 +192,12 @@ def reload_agent(agent: Agent, checkpoint: Path) -> Agent | None:
 
 
 def _surroundings(checkpoint: Path) -> dict[str, bytes]:
-    """Read the files beside the weights that make an agent what it is."""
-    with os.scandir(checkpoint) as entries:
-        names = [entry.name for entry in entries if _SURROUNDING.fullmatch(entry.name) and entry.is_file()]
+    """Read the files beside the weights that make an agent what it is; none of a version that was removed meanwhile."""
+    try:
+        with os.scandir(checkpoint) as entries:
+            names = [entry.name for entry in entries if _SURROUNDING.fullmatch(entry.name) and entry.is_file()]
+    except FileNotFoundError:
+        return {}
     return {name: (checkpoint / name).read_bytes() for name in names}
 
 

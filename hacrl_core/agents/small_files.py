@@ -35,7 +35,8 @@ def read_small(path: Path) -> dict[str, Tensor] | None:
     memory = _memory(-(-size // PAGE) * PAGE)
     memory = memory[: read_direct(path, memory.numpy().data)]
     begin, entries = _head(memory)
-    if entries is None or not all(_is_sound(entry, len(memory) - begin) for entry in entries.values()):
+    # Others than this project write heads of any length; numbers that begin anywhere cannot be read where they lie.
+    if entries is None or begin % 4 or not _fill(entries, len(memory) - begin):
         return None
     bounds = {name: entry["data_offsets"] for name, entry in entries.items()}
     numbers = {name: memory[begin + start : begin + end].view(torch.float32) for name, (start, end) in bounds.items()}
@@ -68,11 +69,16 @@ def _head(memory: Tensor) -> tuple[int, dict[str, Any] | None]:
     return begin, {name: entry for name, entry in entries.items() if name != "__metadata__"}
 
 
-def _is_sound(entry: Any, size: int) -> bool:
-    """Whether an entry of a head is that of float32 numbers within so many bytes."""
+def _fill(entries: dict[str, Any], size: int) -> bool:
+    """Whether the entries of a head are those of float32 numbers that fill so many bytes, one behind the other."""
+    end = 0
     try:
-        (start, end), shape = entry["data_offsets"], entry["shape"]
-        inside = 0 <= start <= end <= size and min(shape, default=0) >= 0
-        return bool(entry["dtype"] == "F32" and inside and end - start == 4 * math.prod(shape))
+        for entry in sorted(entries.values(), key=lambda entry: entry["data_offsets"]):
+            (start, stop), shape = entry["data_offsets"], entry["shape"]
+            counts = all(type(number) is int and number >= 0 for number in (start, stop, *shape))
+            if not counts or entry["dtype"] != "F32" or start != end or stop - start != 4 * math.prod(shape):
+                return False
+            end = stop
     except (KeyError, TypeError, ValueError):
         return False
+    return end == size

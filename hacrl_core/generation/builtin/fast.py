@@ -229,6 +229,7 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+PROBED = 12  # tokens that the check of a model takes; one with fewer positions has no angles for them
 PROOFS = 2  # a model's first weights are often fresh, norms 1 and biases 0, which hides what is done to them
 _proofs: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictionary()  # sets of weights, by model
 
@@ -240,7 +241,7 @@ def build_fast_decoder(
 
     ``storage`` is the memory of the decoder that the model had before its weights changed.
     """
-    weights = decoder_weights(model, context_length)
+    weights = decoder_weights(model, context_length) if context_length >= PROBED else None
     if weights is None:
         return None
     decoder = FastDecoder(model, weights, pad_token_id, storage)
@@ -268,7 +269,7 @@ def _probe(decoder: FastDecoder) -> tuple[float, float]:
     shows how far the model is from itself.
     """
     vocabulary = decoder.weights.head_VH.shape[0]
-    ids = torch.arange(12, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
+    ids = torch.arange(PROBED, device=decoder.device).mul_(7919).add_(3).remainder_(vocabulary)
     logits_TV = decoder.model(input_ids=ids[None], use_cache=False).logits[0].float()
     rows = torch.tensor([5, 9], device=decoder.device)
     wanted = torch.cat([logits_TV[rows + offset - 1] for offset in range(4)]).log_softmax(-1)

@@ -96,11 +96,29 @@ def with_head(head: bytes) -> bytes:
         with_head(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}'),
         with_head(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'),
         with_head(b'{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0.0,8.0]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}'),
+        with_head(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'),  # more bytes than numbers
+        with_head(
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+        ),
     ],
 )
 def test_what_is_no_small_file_of_float32_is_left_to_the_library(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     assert read_small(tmp_path / "file") is None
+
+
+@pytest.mark.parametrize("spaces", range(4))
+def test_a_head_of_any_length_is_read(tmp_path, spaces):
+    """Other writers of safetensors do not fill it up to eight bytes."""
+    tensor = torch.randn(2)
+    head = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}' + b" " * spaces
+    (tmp_path / "file").write_bytes(struct.pack("<Q", len(head)) + head + tensor.numpy().tobytes())
+    assert torch.equal(load_file(tmp_path / "file")["a"], tensor)
+    read = read_small(tmp_path / "file")
+    assert read is None if len(head) % 4 else torch.equal(read["a"], tensor)
 
 
 def test_a_large_file_stays_in_the_page_cache(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The built-in engine against full forwards, alone and in company."""
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from hacrl_core.agents.checkpoints import save_model
 from hacrl_core.config.generation import BuiltinEngineConfig
 from hacrl_core.errors import EngineError
 from hacrl_core.generation.builtin import BuiltinEngine
-from hacrl_core.generation.builtin.fast import _move
+from hacrl_core.generation.builtin.fast import PROBED, _move, build_fast_decoder
 from hacrl_core.generation.protocols import Generation, GenerationRequest, SamplingParams
 
 KINDS = ["llama", "qwen3", "gpt2", "mistral-window"]
@@ -187,6 +188,20 @@ def test_weights_loaded_into_the_model_at_hand_give_what_a_new_engine_gives(
     assert engine._loaded.agent.model is kept
     assert engine._loaded.agent.checkpoint == two
     assert after == run(two, requests, params) != before
+
+
+def test_new_weights_are_loaded_when_the_version_before_was_removed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("llama"), tmp_path / "one")
+    engine, requests, params = BuiltinEngine(), requests_of(2, 4), SamplingParams(max_tokens=9)
+    before = engine.generate(tmp_path / "one", "one", requests, params)
+    shutil.rmtree(tmp_path / "one")
+    assert engine.generate(checkpoint("llama"), "two", requests, params) == before
+
+
+def test_a_model_of_few_positions_is_left_to_its_own_forward(checkpoint: Checkpoint) -> None:
+    agent = load_agent(checkpoint("llama"))
+    assert build_fast_decoder(agent.model, 0, PROBED - 1) is None
+    assert build_fast_decoder(agent.model, 0, PROBED) is not None
 
 
 def test_another_architecture_is_not_loaded_into_the_model_at_hand(checkpoint: Checkpoint) -> None:
