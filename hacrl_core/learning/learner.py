@@ -30,6 +30,7 @@ Old = Mapping[str, tuple[float, ...]]
 
 
 NEAR = 1e-2  # of a weight: so little does not make a finite loss overflow
+SMALLEST = 1e-15  # a gradient whose square is zero in float32 is smaller by far
 
 
 class Steps(Protocol):
@@ -267,10 +268,11 @@ def furthest_move(config: UpdateConfig, steps: int) -> float:
     """Return how far so many steps of AdamW can move a weight, its decay left out.
 
     By Cauchy and Schwarz the first moment is at most so many times the root of the second, whatever the gradients were,
-    if the second forgets slowly enough; else there is no bound.
+    if the second forgets slowly enough; else there is no bound. There is none, either, where the square of a gradient
+    is rounded to zero and epsilon alone divides it, nor where decay is more than the weight itself.
     """
     first, second = config.betas
-    if first**2 >= second:
+    if first**2 >= second or config.epsilon < SMALLEST or config.learning_rate * config.weight_decay > 1:
         return math.inf
     most = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
     return max(1.0, most) * config.learning_rate * steps

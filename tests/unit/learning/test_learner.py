@@ -236,3 +236,14 @@ def test_without_a_bound_the_loss_is_looked_at():
     assert (
         furthest_move(UpdateConfig(learning_rate=1e-4), 13) < NEAR < furthest_move(UpdateConfig(learning_rate=1e-4), 14)
     )
+    assert furthest_move(UpdateConfig(learning_rate=1e-4, weight_decay=3e4), 1) == math.inf
+
+
+def test_where_gradients_vanish_when_squared_the_loss_is_looked_at():
+    """Then epsilon alone divides: what a step moves depends on it."""
+    config = UpdateConfig(learning_rate=1e-4, epsilon=1e-30)
+    weight = torch.nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.AdamW([weight], lr=1e-4, eps=1e-30)
+    weight.grad = torch.full((8,), 1e-22)
+    optimizer.step()
+    assert NEAR < float(weight.detach().abs().max()) <= furthest_move(config, 1)
