@@ -63,6 +63,8 @@ def native_decode_step(
     gated = space.take("gated", batch, inner)
     assert w.turns_TD is not None
     turns = torch.view_as_real(w.turns_TD)
+    if int(rows.positions_B.max()) >= len(turns):  # C would read on behind them
+        raise IndexError(f"position {int(rows.positions_B.max())} is beyond the {len(turns)} that have angles")
     prefix_length = 0 if rows.prefixes is None else rows.prefixes.shape[4]
     scores = space.take("scores", cache.shape[4] + prefix_length)
     step = _Step(

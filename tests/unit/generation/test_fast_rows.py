@@ -175,3 +175,16 @@ def test_compiled_logits_alone_know_no_company(checkpoint: Checkpoint) -> None:
     assert again is not None
     assert torch.equal(alone, again)
     assert rows.decoder.logits_alone(range(3, 30 + fast.LENGTH_STEP * 20)) is None  # longer than it is made for
+
+
+@torch.inference_mode()
+def test_a_position_without_angles_is_an_error_and_not_read(checkpoint: Checkpoint) -> None:
+    model = load_agent(checkpoint("llama")).model
+    few = weights.decoder_weights(model, 14)
+    assert few is not None
+    decoder = FastDecoder(model, few, 0)
+    decoder.admit(decoder.prefill([tuple(range(3, 15))]), [0, 0])
+    for _ in range(2):
+        decoder.step(torch.tensor([5, 6]))
+    with pytest.raises(IndexError):
+        decoder.step(torch.tensor([5, 6]))
