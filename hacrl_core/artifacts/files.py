@@ -108,9 +108,16 @@ def hashed_file(path: Path) -> Iterator[HashedFile]:
 
 
 def write_hashed(path: Path, content: memoryview) -> None:
-    """Write a new file at once, past the page cache; publishing it does not read it again."""
-    made = write_direct(path, content)
-    _written[made.st_dev, made.st_ino] = (made.st_size, made.st_mtime_ns, hashlib.sha256(content).hexdigest())
+    """Write a new file at once, past the page cache; publishing it does not read it again.
+
+    It is hashed while the disk takes it.
+    """
+    if len(content) < _SMALL_BYTES:
+        made, digest = write_direct(path, content), hashlib.sha256(content)
+    else:
+        writing = _threads().submit(write_direct, path, content)
+        digest, made = hashlib.sha256(content), writing.result()
+    _written[made.st_dev, made.st_ino] = (made.st_size, made.st_mtime_ns, digest.hexdigest())
 
 
 def _digest_of_written(found: os.stat_result) -> str:

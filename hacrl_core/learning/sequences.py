@@ -128,10 +128,21 @@ def _shared_with_last(sequences: Sequence[TrainSequence]) -> Ints:
     last: tuple[int, ...] = ()
     for sequence in sequences:
         row = (*sequence.prompt_token_ids, *sequence.response_token_ids[:-1])
-        differing = (place for place, (a, b) in enumerate(zip(row, last, strict=False)) if a != b)
-        shared.append(next(differing, min(len(row), len(last))))
+        shared.append(_common(row, last))
         last = row
     return np.array(shared, dtype=np.int64)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return how many tokens two rows begin with alike, found by halving: whole pieces compare faster than tokens."""
+    alike, most = 0, min(len(one), len(other))
+    while alike < most:
+        middle = (alike + most + 1) // 2
+        if one[alike:middle] == other[alike:middle]:
+            alike = middle
+        else:
+            most = middle - 1
+    return alike
 
 
 def _with_tree(batch: Microbatch, lengths_B: Ints) -> Microbatch:
