@@ -11,6 +11,8 @@ from typing import Any
 
 # MLflow's limit of metrics in one call.
 _BATCH = 1000
+# What is used of MLflow's store.
+_USED = ("engine", "ManagedSessionMaker", "_check_run_is_active", "_get_run", "sanitize_metric_value")
 
 
 def send_points(client: Any, points: Mapping[str, Sequence[Any]]) -> None:
@@ -55,11 +57,16 @@ def clean_name(name: str) -> str:
 
 
 def _database(client: Any) -> Any | None:
-    """Return MLflow's store where it is a sqlite database that this process opens itself."""
+    """Return MLflow's store where it is a sqlite database that this process opens itself, built as it was known here.
+
+    What is used of it is not part of MLflow's interface: a release that has it no longer is spoken to through its client.
+    """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    store = client._tracking_client.store
-    return store if isinstance(store, SqlAlchemyStore) and store.engine.dialect.name == "sqlite" else None
+    store = getattr(getattr(client, "_tracking_client", None), "store", None)
+    if not isinstance(store, SqlAlchemyStore) or not all(hasattr(store, name) for name in _USED):
+        return None
+    return store if store.engine.dialect.name == "sqlite" else None
 
 
 def _row(store: Any, run: str, metric: Any) -> dict[str, Any]:
