@@ -59,7 +59,7 @@ def clean_name(name: str) -> str:
 def _database(client: Any) -> Any | None:
     """Return MLflow's store where it is a sqlite database that this process opens itself, built as it was known here.
 
-    What is used of it is not part of MLflow's interface: a release that has it no longer is spoken to through its client.
+    What is used of it is not part of MLflow's interface: a release that lacks it is spoken to through its client.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
