@@ -323,7 +323,9 @@ SWITCHED = """
 ## Single switches
 
 Each row changes one setting of HACPO (α = 1, each agent's own length in the ratio, foreign minibatches behind own ones)
-or of shared GSPO. The differences are to the method without the switch.
+or of shared GSPO. The differences are to the method without the switch. Two switches change the number of updates in
+an iteration, too: 4 without a switch, 8 with replay, 2 with mixed minibatches. What they move may be due to that alone;
+no run here separates the two.
 """
 RESAMPLED = """
 ## Answering prompts without signal again
