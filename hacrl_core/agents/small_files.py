@@ -1,7 +1,11 @@
-"""Small float32 safetensors files as one piece of memory: written and read at once, past the page cache."""
+"""Small float32 safetensors files as one piece of memory: written and read at once, past the page cache.
+
+What a process has written it mostly reads itself, in the next iteration, and once: it keeps the memory until then.
+"""
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,9 @@ from hacrl_core.artifacts.files import write_hashed
 # A larger file is worth its place in the page cache: its next reader would wait for the disk.
 MOST_BYTES = 32 << 20
 _HEAD_BYTES = 16 * PAGE  # the names and shapes of several hundred tensors
+_KEPT_BYTES = 64 << 20
+# (device, inode, size, time of the last change) → what this process wrote into a file, the oldest first.
+_kept: dict[tuple[int, int, int, int], Tensor] = {}
 
 
 def write_small(path: Path, head: bytes, tensors: Mapping[str, Tensor]) -> None:
@@ -25,15 +32,21 @@ def write_small(path: Path, head: bytes, tensors: Mapping[str, Tensor]) -> None:
         parts = [tensor.detach().reshape(-1).cpu() for tensor in tensors.values()]
         torch.cat(parts, out=memory[len(head) :].view(torch.float32))
     write_hashed(path, memory.numpy().data)
+    _kept[_state(path)] = memory
+    while sum(map(len, _kept.values())) > _KEPT_BYTES:
+        del _kept[next(iter(_kept))]
 
 
 def read_small(path: Path) -> dict[str, Tensor] | None:
     """Return the tensors of a small float32 file, which share one piece of memory; None for any other file."""
-    size = path.stat().st_size
+    state = _state(path)
+    size = state[2]
     if size > MOST_BYTES:
         return None
-    memory = _memory(-(-size // PAGE) * PAGE)
-    memory = memory[: read_direct(path, memory.numpy().data)]
+    memory = _kept.pop(state, None)  # the reader may change it, so it is given away once
+    if memory is None:
+        memory = _memory(-(-size // PAGE) * PAGE)
+        memory = memory[: read_direct(path, memory.numpy().data)]
     begin, entries = _head(memory)
     # Others than this project write heads of any length; numbers that begin anywhere cannot be read where they lie.
     if entries is None or begin % 4 or not _fill(entries, len(memory) - begin):
@@ -47,6 +60,12 @@ def names_in(path: Path) -> set[str]:
     """Return the names of a file's tensors; none where they are too many to be read at a glance."""
     memory = _memory(_HEAD_BYTES)
     return set(_head(memory[: read_direct(path, memory.numpy().data)])[1] or ())
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
+    """Return what tells a file, and any change of it, from all others."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _memory(size: int) -> Tensor:

@@ -132,3 +132,33 @@ def test_a_file_that_ends_early_is_no_endless_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "preadv", lambda handle, buffers, start: 0)
     with pytest.raises(OSError, match="ended before its size"):
         read_small(tmp_path / "file")
+
+
+def test_what_a_process_wrote_it_reads_once_from_memory_and_never_after_a_change(tmp_path, monkeypatch):
+    file, numbers = tmp_path / "file", {"a": torch.arange(3000.0), "b": torch.ones(2, 2)}
+    reads = []
+    read_direct = small_files.read_direct
+    monkeypatch.setattr(small_files, "read_direct", lambda path, into: reads.append(path) or read_direct(path, into))
+    write_tensors(numbers, file)
+    moved = file.rename(tmp_path / "published")  # publishing moves it
+    first = read_small(moved)
+    assert not reads
+    first["a"].zero_()  # it is the reader's own now
+    second = read_small(moved)
+    assert reads == [moved]
+    torch.testing.assert_close(second, numbers)
+    write_tensors(numbers, file)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(0, 0))  # the system's clock may not have moved since
+    assert not torch.equal(read_small(file)["b"], numbers["b"])
+
+
+def test_memory_that_nobody_reads_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_files, "_kept", {})
+    monkeypatch.setattr(small_files, "_KEPT_BYTES", 100_000)
+    for place in range(9):
+        write_tensors({"a": torch.zeros(8000)}, tmp_path / str(place))
+    assert [len(memory) for memory in small_files._kept.values()] == [(tmp_path / "8").stat().st_size] * 3
+    assert read_small(tmp_path / "0")["a"].shape == (8000,)
