@@ -133,9 +133,11 @@ static inline __attribute__((always_inline)) void backward_of(
                     for (int64_t s = 0; s <= t; s++) d_scores[s] = dot(heard, values + s * D, D);
                     for (int64_t s = 0; s <= t; s++) mean += d_scores[s] * shares[s];
                     for (int64_t s = 0; s <= t; s++) d_scores[s] = (d_scores[s] - mean) * shares[s] * p->scale;
-                    for (int64_t s = 0; s <= t; s++) add_times(d_query, d_scores[s], keys + s * D, D);
-                    for (int64_t s = 0; s <= t; s++) add_times(d_keys + s * D, d_scores[s], query, D);
-                    for (int64_t s = 0; s <= t; s++) add_times(d_values + s * D, shares[s], heard, D);
+                    for (int64_t s = 0; s <= t; s++) {
+                        add_times(d_query, d_scores[s], keys + s * D, D);
+                        add_times(d_keys + s * D, d_scores[s], query, D);
+                        add_times(d_values + s * D, shares[s], heard, D);
+                    }
                     add_turned_back(d_query, p->turns + t * D, D, out + nodes[t] * wide + g * D);
                 }
             for (int64_t t = 0; t < end; t++) {
