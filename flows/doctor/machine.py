@@ -95,7 +95,7 @@ def _compiled() -> Check:
             "compiled kernels",
             "no C compiler; small models run a little slower on the CPU. Install gcc or clang",
         )
-    if kernels("decode") is None or kernels("body") is None:
+    if any(kernels(name) is None for name in ("decode", "body", "products")):
         return (
             "note",
             "compiled kernels",

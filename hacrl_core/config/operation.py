@@ -109,8 +109,8 @@ class TrackingConfig(StrictConfig):
         le=64,
         description="Responses of each agent and iteration that MLflow shows as traces with verdict, reward and "
         "advantages; 0: none. All agents' traces of an iteration answer the same prompts. After the fifth iteration, "
-        "iterations that are short have none: five seconds of generation lie between two that have. Cells of a sweep "
-        "have none.",
+        "iterations that are short have none: fifteen seconds of generation lie between two that have. Cells of a "
+        "sweep have none.",
     )
     system_metrics: bool = Field(
         True, description="Record CPU, memory, disk, network and GPU of this machine while the campaign runs."

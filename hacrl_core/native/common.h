@@ -28,7 +28,7 @@ static inline float exp_fast(float x) {
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * rest * rest + rest + 1.0f;
-    const int32_t bits = ((int32_t)whole + 127) << 23;
+    const uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23; /* NaN becomes some number, and p stays NaN */
     float power;
     memcpy(&power, &bits, sizeof power);
     return x < -87.0f ? 0.0f : p * power;

@@ -122,3 +122,36 @@ void attend(
     }
 #undef CASE
 }
+
+/* Draw a token of each row by the inverse of the CDF, as sampling.py does: the first whose cumulated weight passes
+   ``uniforms`` times their sum. ``cumulated`` has room for a row. Returns how many rows have no finite positive sum. */
+int64_t draw_rows(
+    const float *logits, const double *uniforms, int64_t rows, int64_t vocabulary, float temperature, double margin,
+    double floor, double *cumulated, int64_t *tokens, double *logprobs, uint8_t *ambiguous) {
+    int64_t failed = 0;
+    for (int64_t r = 0; r < rows; r++, logits += vocabulary) {
+        float top = logits[0];
+        double sum = 0.0;
+        for (int64_t v = 1; v < vocabulary; v++) top = logits[v] > top ? logits[v] : top;
+        const float peak = top / temperature;
+        for (int64_t v = 0; v < vocabulary; v++) cumulated[v] = exp_fast(logits[v] / temperature - peak);
+        for (int64_t v = 0; v < vocabulary; v++) cumulated[v] = sum += cumulated[v];
+        if (!(sum > 0.0 && sum < INFINITY)) {
+            failed++;
+            continue;
+        }
+        const double below = nextafter(sum, 0.0), wanted = uniforms[r] * sum, target = wanted < below ? wanted : below;
+        int64_t low = 0, high = vocabulary - 1; /* the last one's is the sum, which is above the target */
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (cumulated[middle] > target) high = middle;
+            else low = middle + 1;
+        }
+        const double before = low ? cumulated[low - 1] : 0.0, weight = cumulated[low] - before;
+        const double above = cumulated[low] - target, under = weight - above;
+        tokens[r] = low;
+        logprobs[r] = (double)(logits[low] / temperature - peak) - log(sum);
+        ambiguous[r] = (above < under ? above : under) < margin * sum && weight > floor * sum;
+    }
+    return failed;
+}

@@ -30,6 +30,8 @@ def body_library() -> ctypes.CDLL | None:
         found.norm_backward.argtypes = (*(_Pointer,) * 4, _Count, _Count)
         found.gate_forward.argtypes = (*(_Pointer,) * 3, _Count)
         found.gate_backward.argtypes = (*(_Pointer,) * 5, _Count)
+        for size in (found.attend_space, found.attend_shares):
+            size.argtypes, size.restype = (_Pointer,), _Count
         found.attend_forward.argtypes = (_Pointer,) * 5
         found.attend_backward.argtypes = (_Pointer,) * 6
     return found
@@ -44,12 +46,6 @@ class Paths:
     ends_B: Ints
     heads: int
     key_heads: int
-
-    @property
-    def shares(self) -> int:
-        """How many numbers all queries give to their keys: a query at depth t has t + 1 of them."""
-        pairs = self.ends_B * (self.ends_B + 1) - self.starts_B * (self.starts_B + 1)
-        return self.heads * int(pairs.sum()) // 2
 
     def struct(self, channels: int, turns: Tensor, scale: float) -> _Paths:
         """Return it as body.c reads it; the arrays must outlive what is done with it."""
@@ -67,10 +63,10 @@ def read_along(
     key, for a backward pass.
     """
     channels = joined.shape[-1]
-    shares = joined.new_empty(paths.shares)
-    read = joined.new_empty(len(joined), paths.heads * channels)
-    space = joined.new_empty(2 * paths.nodes_BT.shape[1] * channels)
     struct = paths.struct(channels, turns, scale)
+    shares = joined.new_empty(library.attend_shares(ctypes.addressof(struct)))
+    read = joined.new_empty(len(joined), paths.heads * channels)
+    space = joined.new_empty(library.attend_space(ctypes.addressof(struct)))
     library.attend_forward(
         ctypes.addressof(struct), joined.data_ptr(), shares.data_ptr(), read.data_ptr(), space.data_ptr()
     )

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 # The look-behind keeps a long run of backslashes from being searched from each of its places.
 _BOX = re.compile(r"(?<!\\)\\+(?:boxed|fbox)(?![A-Za-z])[ \t]*")
+_FLAT_BOX = re.compile(_BOX.pattern + r"\{([^{}\\]*)\}")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MAX_JOINED = 64
 # An answer outside a box is looked for at the end only, which also bounds the search.
@@ -88,6 +89,9 @@ def after_thinking(text: str) -> str:
 def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True) -> Extraction:
     """Extract the answer; ``join=False`` skips the search for neighbours of the last box."""
     text = after_thinking(response)
+    if not join and (contents := _flat_boxes(text)):
+        last = _inner(contents[-1])
+        return Extraction(last, last, True)
     boxes = find_boxes(text)
     complete = [box for box in boxes if box[2]]
     if complete:
@@ -108,6 +112,22 @@ def extract_answer(response: str, fallbacks: Sequence[str], *, join: bool = True
 
 def find_boxes(text: str) -> list[tuple[int, int, bool]]:
     """Return (start, end, complete) of the contents of every outermost box, in order."""
+    if _flat_boxes(text) is None:
+        return _find_nested_boxes(text)
+    return [(match.start(1), match.end(1), True) for match in _FLAT_BOX.finditer(text)]
+
+
+def _flat_boxes(text: str) -> list[str] | None:
+    """Return the contents of the boxes where every brace is a box's and nothing inside could be one; otherwise None.
+
+    So are most responses, and the search is the regular expression's alone.
+    """
+    found = _FLAT_BOX.findall(text)
+    flat = text.count("{") == text.count("}") == len(found) == len(_BOX.findall(text))
+    return found if flat else None
+
+
+def _find_nested_boxes(text: str) -> list[tuple[int, int, bool]]:
     closing = _closing_braces(text)
     found: list[tuple[int, int, bool]] = []
     position = 0

@@ -114,7 +114,7 @@ class FastDecoder:
     @torch.inference_mode()
     def logits_alone(self, token_ids: Sequence[int]) -> Tensor | None:
         """Return the logits that follow a sequence, computed without company; None where compiled code does not fit."""
-        found = None if self._kernels is None else native_prefill(self._kernels, self.weights, [token_ids])
+        found = None if self._kernels is None else native_prefill(self._kernels, self.weights, [token_ids], keep=False)
         return None if found is None else found.logits_PV
 
     @torch.inference_mode()

@@ -17,11 +17,16 @@ from hacrl_core.generation.builtin.native_step import project
 from hacrl_core.generation.builtin.weights import BlockWeights, DecoderWeights
 from hacrl_core.native.paths import Paths, body_library, read_along
 
-LONGEST = 256  # tokens of a prompt: beyond, torch's attention in blocks is faster than one query at a time
+LONGEST = 256  # tokens of a prompt: longer ones were not measured in blocks, so torch reads them
 
 
-def native_prefill(library: ctypes.CDLL, w: DecoderWeights, prompts: Sequence[Sequence[int]]) -> Prefill | None:
-    """Read prompts; None where they are too long for it or its functions are not there."""
+def native_prefill(
+    library: ctypes.CDLL, w: DecoderWeights, prompts: Sequence[Sequence[int]], *, keep: bool = True
+) -> Prefill | None:
+    """Read prompts; None where they are too long for it or its functions are not there.
+
+    Without ``keep`` only their logits are wanted, so the cache is empty.
+    """
     lengths_P = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     body, width = body_library(), int(lengths_P.max())
     if body is None or width > LONGEST or w.turns_TD is None:
@@ -35,11 +40,12 @@ def native_prefill(library: ctypes.CDLL, w: DecoderWeights, prompts: Sequence[Se
     at = (torch.from_numpy(row_N), torch.from_numpy(depth_N))
     tokens_N = torch.tensor([token for prompt in prompts for token in prompt])
     x_NH = w.embedding_VH.index_select(0, tokens_N)
-    cache = torch.zeros((w.layers, 2, len(prompts), w.kv_heads, width, w.head_dim))
+    cache = torch.zeros((w.layers, 2, len(prompts), w.kv_heads, width if keep else 0, w.head_dim))
     for block, states in zip(w.blocks, cache.unbind(), strict=True):
         joined = _joined(library, w, block, x_NH)
         read_NC, _ = read_along(body, joined, torch.view_as_real(w.turns_TD), paths, w.scale)
-        _keep_states(w, joined, at, states)
+        if keep:
+            _keep_states(w, joined, at, states)
         x_NH.addmm_(read_NC, block.out_t)
         assert block.gate_up_t is not None
         both = _normed(library, x_NH, w.epsilon) @ block.gate_up_t

@@ -74,8 +74,11 @@ def native_decode_step(
     )  # fmt: skip
     x, normal, places = x_BH.data_ptr(), normal_BH.data_ptr(), (qkv.data_ptr(), mixed_BH.data_ptr(), scores.data_ptr())
     for layer, block in enumerate(w.blocks):
-        library.norm_rows(x, normal, batch, hidden, w.epsilon)
-        project(normal_BH, block, qkv)
+        if layer == 0 and w.first_VQ is not None:
+            torch.index_select(w.first_VQ, 0, rows.tokens_B, out=qkv)
+        else:
+            library.norm_rows(x, normal, batch, hidden, w.epsilon)
+            project(normal_BH, block, qkv)
         step.qk_norm = None if block.qk_norm is None else block.qk_norm.data_ptr()
         keys, values = cache[layer, 0].data_ptr(), cache[layer, 1].data_ptr()
         before = (None, None) if rows.prefixes is None else [rows.prefixes[layer, i].data_ptr() for i in (0, 1)]

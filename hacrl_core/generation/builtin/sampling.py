@@ -6,6 +6,7 @@ falls within that distance of a boundary of the CDF could land on either side. S
 scheduler decides them on logits of the sequence computed alone, so the decision is the same in any company.
 """
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hacrl_core.generation.protocols import SamplingParams
+from hacrl_core.native import kernels
 
 # Four times the largest rounding noise of a CDF that was measured in float32 on models of up to a million weights,
 # between batches of 1 to 201 rows with and without shared prompts (2.4e-7) and from the logits alone (2.6e-7).
@@ -20,6 +22,7 @@ AMBIGUITY_MARGIN = 1e-6
 # A flat tail has a boundary everywhere: below this probability the check would flag every draw, so it is left alone.
 AMBIGUITY_FLOOR = 256 * AMBIGUITY_MARGIN
 
+_Pointer, _Count, _Double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -62,6 +65,8 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> Draw:
     if params.temperature == 0:
         return _greedy(logits_BV)
     plain = params.top_k == 0 and params.top_p >= 1
+    if plain and (native := _native_draw(logits_BV, uniforms_B, params.temperature)) is not None:
+        return native
     tempered_BV = logits_BV if params.temperature == 1 else logits_BV / params.temperature
     peak_B1 = tempered_BV.amax(-1, keepdim=True)
     weights_BV = torch.exp(tempered_BV - peak_B1)
@@ -83,6 +88,28 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, params: SamplingParams) -> Draw:
     same = plain and params.temperature == 1
     policy_B = sampling_B if same else logprobs_of(logits_BV, tokens_B1[:, 0])
     return Draw(tokens_B1[:, 0], policy_B, sampling_B, ambiguous_B)
+
+
+def _native_draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float) -> Draw | None:
+    """Draw from the whole distribution in compiled code; None where there is none, or a row has no distribution."""
+    library = kernels("decode") if logits_BV.device.type == "cpu" and logits_BV.shape[1] else None
+    if library is None:
+        return None
+    library.draw_rows.argtypes = (_Pointer, _Pointer, _Count, _Count, ctypes.c_float, *(_Double,) * 2, *(_Pointer,) * 4)
+    library.draw_rows.restype = _Count
+    rows, vocabulary = logits_BV.shape
+    logits_BV, uniforms_B = logits_BV.contiguous(), uniforms_B.double().contiguous()
+    cumulated_V = torch.empty(vocabulary, dtype=torch.float64)
+    tokens_B, logprobs_B = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+    ambiguous_B = torch.empty(rows, dtype=torch.bool)
+    failed = library.draw_rows(
+        logits_BV.data_ptr(), uniforms_B.data_ptr(), rows, vocabulary, temperature, AMBIGUITY_MARGIN, AMBIGUITY_FLOOR,
+        cumulated_V.data_ptr(), tokens_B.data_ptr(), logprobs_B.data_ptr(), ambiguous_B.data_ptr(),
+    )  # fmt: skip
+    if failed:
+        return None
+    policy_B = logprobs_B if temperature == 1 else logprobs_of(logits_BV, tokens_B)
+    return Draw(tokens_B, policy_B, logprobs_B, ambiguous_B)
 
 
 def logprobs_of(logits_BV: Tensor, tokens_B: Tensor) -> Tensor:

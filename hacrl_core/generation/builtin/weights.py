@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 PACKED_BYTES = 1 << 26  # beyond, a second copy of the weights would cost more than it saves
+FEW_TOKENS = 1024  # a vocabulary that is projected whole by the first layer: a stage generates more tokens than that
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles do not depend on the sequence's length
 
 
@@ -49,6 +50,7 @@ class DecoderWeights:
     sin_TD: Tensor  # signed: multiplies the swapped halves
     turns_TD: Tensor | None  # both as complex numbers, half as many, where channels are in pairs
     pairs_D: Tensor | None  # the channels of the model in the order of the pairs
+    first_VQ: Tensor | None  # queries, keys and values of the first layer by token; small vocabularies, packed weights
     blocks: tuple[BlockWeights, ...]
     heads: int
     kv_heads: int
@@ -73,20 +75,24 @@ def decoder_weights(model: PreTrainedModel, context_length: int) -> DecoderWeigh
     if cos_TD.shape[-1] != head_dim:
         return None
     turns_TD, pairs_D = _in_pairs(cos_TD, sin_TD) if _small(base) else (None, None)
+    blocks = tuple(_block(layer, config, pairs_D) for layer in base.layers)
+    embedding_VH, epsilon = base.embed_tokens.weight.detach(), float(config.rms_norm_eps)
+    few = pairs_D is not None and len(embedding_VH) <= FEW_TOKENS
     return DecoderWeights(
-        embedding_VH=base.embed_tokens.weight.detach(),
+        embedding_VH=embedding_VH,
         head_VH=model.lm_head.weight.detach(),
         final_norm=base.norm.weight.detach(),
         cos_TD=cos_TD,
         sin_TD=sin_TD,
         turns_TD=turns_TD,
         pairs_D=pairs_D,
-        blocks=tuple(_block(layer, config, pairs_D) for layer in base.layers),
+        first_VQ=_projected(embedding_VH, blocks[0], epsilon) if few else None,
+        blocks=blocks,
         heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
         scale=float(attention.scaling),
-        epsilon=float(config.rms_norm_eps),
+        epsilon=epsilon,
     )
 
 
@@ -158,6 +164,13 @@ def _block(layer: Any, config: Any, pairs_D: Tensor | None) -> BlockWeights:
         down_t=mlp.down_proj.weight.detach().t(),
         down_bias=_detached(mlp.down_proj.bias),
     )
+
+
+def _projected(embedding_VH: Tensor, block: BlockWeights, epsilon: float) -> Tensor:
+    """Return what a layer whose norm is multiplied into its matrix makes of every token."""
+    normal_VH = torch.rms_norm(embedding_VH, embedding_VH.shape[1:], None, epsilon)
+    out_VQ = normal_VH @ block.qkv_t
+    return out_VQ if block.qkv_bias is None else out_VQ.add_(block.qkv_bias)
 
 
 def _packed(parts: tuple[nn.Linear, ...], turning: int, pairs_D: Tensor) -> tuple[Tensor, Tensor | None]:

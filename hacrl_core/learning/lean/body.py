@@ -22,6 +22,7 @@ from hacrl_core.learning.fused.head import hidden_states
 from hacrl_core.learning.lean import native
 from hacrl_core.learning.lean.attention import attend, cells_of, tree_of
 from hacrl_core.learning.sequences import Ints, Microbatch, TrainSequence, Tree, microbatches
+from hacrl_core.native.products import add_linear, linear
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LONGEST = 256  # tokens of a row: the scores of attention are kept
@@ -64,15 +65,19 @@ def depends_on_prefixes(model: PreTrainedModel) -> bool:
 
 
 def _plain(model: PreTrainedModel) -> bool:
-    """Adapters come and go, and layers that run again in the backward pass do so by the model's own code."""
+    """Adapters come and go. Sharded layers, and those that run again in the backward pass, go by the model's code."""
     if type(model).__name__ not in ARCHITECTURES or model.config.hidden_act not in ("silu", "swish"):
         return False
     for layer in model.model.layers:
         again = getattr(layer, "gradient_checkpointing", False) and layer.training
         linear = [*_projections(layer.self_attn), layer.self_attn.o_proj, *_children(layer.mlp)]
-        if again or any(type(module) is not nn.Linear or module.bias is not None for module in linear):
+        if again or not all(_is_plain(module) for module in linear):
             return False
     return True
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and module.bias is None and type(module.weight) is nn.Parameter
 
 
 @torch.no_grad()
@@ -149,13 +154,13 @@ def _layers(base: Any, tokens_N: Ints, shape: _Shape, places_R: Tensor | None) -
         mixed_NC = shape.attend(joined, scale)
         if last and places_R is not None:
             x_NH, mixed_NC = F.embedding(places_R, x_NH), F.embedding(places_R, mixed_NC)
-        x_NH = torch.addmm(x_NH, mixed_NC, layer.self_attn.o_proj.weight.t())
+        x_NH = add_linear(x_NH, mixed_NC, layer.self_attn.o_proj.weight)
         hat_NH = normed(x_NH, shape.epsilon)
         gate_NF, up_NF = (
-            hat_NH @ (part.weight * layer.post_attention_layernorm.weight).t()
+            linear(hat_NH, part.weight * layer.post_attention_layernorm.weight)
             for part in (layer.mlp.gate_proj, layer.mlp.up_proj)
         )
-        x_NH = torch.addmm(x_NH, gated(gate_NF, up_NF), layer.mlp.down_proj.weight.t())
+        x_NH = add_linear(x_NH, gated(gate_NF, up_NF), layer.mlp.down_proj.weight)
     return x_NH
 
 
@@ -164,7 +169,7 @@ def _projected(layer: Any, x_NH: Tensor, shape: _Shape) -> Tensor:
     attention = layer.self_attn
     query, key, value = (module.weight for module in _projections(attention))
     matrix = torch.cat([shape.paired(torch.cat([query, key])), value]) * layer.input_layernorm.weight
-    joined: Tensor = normed(x_NH, shape.epsilon) @ matrix.t()
+    joined = linear(normed(x_NH, shape.epsilon), matrix)
     if not hasattr(attention, "q_norm"):
         return joined
     heads = joined.view(len(joined), -1, shape.channels)

@@ -15,11 +15,12 @@ from torch.autograd.function import once_differentiable
 from hacrl_core.learning.sequences import Microbatch, Tree
 from hacrl_core.native.paths import Paths, read_along
 from hacrl_core.native.paths import body_library as library
+from hacrl_core.native.tensors import readable
 
 
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions are there and read such numbers."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+    return readable(x) and library() is not None
 
 
 def paths_of(batch: Microbatch, tree: Tree, heads: int, key_heads: int) -> Paths:
@@ -55,9 +56,8 @@ class _Attention(torch.autograd.Function):
         found, slope = library(), slope.contiguous()
         assert found is not None
         joined, turns, shares = ctx.saved_tensors
-        channels, longest = joined.shape[-1], ctx.paths.nodes_BT.shape[1]
-        out, space = torch.zeros_like(joined), joined.new_empty((4 * channels + 1) * longest)
-        struct = ctx.paths.struct(channels, turns, ctx.scale)
+        struct = ctx.paths.struct(joined.shape[-1], turns, ctx.scale)
+        out, space = torch.empty_like(joined), joined.new_empty(found.attend_space(ctypes.addressof(struct)))
         found.attend_backward(
             ctypes.addressof(struct), joined.data_ptr(), shares.data_ptr(), slope.data_ptr(), out.data_ptr(),
             space.data_ptr(),

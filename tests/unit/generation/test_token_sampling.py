@@ -5,8 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
+from hacrl_core.generation.builtin import sampling
 from hacrl_core.generation.builtin.sampling import draw, stream_keys, uniforms
 from hacrl_core.generation.protocols import SamplingParams
+from hacrl_core.native import kernels
 
 
 def stream(seed: int, count: int) -> np.ndarray:
@@ -73,3 +75,33 @@ def test_draws_near_a_boundary_are_flagged() -> None:
         False,
     ]
     assert draw(tie, torch.full((2,), 0.1).double(), SamplingParams(top_k=1)).ambiguous_B.tolist() == [True, False]
+
+
+@pytest.mark.skipif(kernels("decode") is None, reason="no C compiler: the kernels cannot be built")
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("vocabulary", [1, 2, 9, 256, 3000])
+def test_compiled_draws_are_those_of_torch(
+    vocabulary: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same token wherever rounding could not have tipped it, and the same log-probs."""
+    logits = 3 * torch.randn(2000, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    logits[::7, 0] = -torch.inf if vocabulary > 1 else 0.0
+    numbers, params = torch.from_numpy(stream(5, 2000)), SamplingParams(temperature=temperature)
+    compiled = draw(logits, numbers, params)
+    monkeypatch.setattr(sampling, "kernels", lambda name: None)
+    plain = draw(logits, numbers, params)
+    sure = ~(compiled.ambiguous_B | plain.ambiguous_B)
+    assert sure.float().mean() > 0.9
+    assert torch.equal(compiled.tokens_B[sure], plain.tokens_B[sure])
+    for name in ("policy_logprobs_B", "sampling_logprobs_B"):
+        one, other = getattr(compiled, name)[sure], getattr(plain, name)[sure]
+        assert one.dtype == other.dtype == torch.float64
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_without_a_distribution_is_no_draw(bad: float) -> None:
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = bad
+    with pytest.raises(RuntimeError):
+        draw(logits, torch.zeros(3, dtype=torch.float64), SamplingParams())

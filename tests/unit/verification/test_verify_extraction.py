@@ -3,9 +3,17 @@ r"""Which part of a response is the answer."""
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hacrl_core.config.verification import VerifyConfig
-from hacrl_core.verification.extraction import after_thinking, extract_answer, extract_gold
+from hacrl_core.verification.extraction import (
+    _find_nested_boxes,
+    after_thinking,
+    extract_answer,
+    extract_gold,
+    find_boxes,
+)
 from hacrl_core.verification.verifiers import find_verifier
 
 ALL = ("unclosed_box", "phrase", "last", "whole")
@@ -81,6 +89,20 @@ def test_thinking() -> None:
     assert after_thinking("a</think>b</think>c") == "c"
     assert after_thinking("<think>never ends") == ""
     assert after_thinking("plain") == "plain"
+
+
+@given(
+    st.lists(
+        st.sampled_from([r"\boxed{", r"\boxed{7}", r"\boxed {a}", r"\boxed 5", "{", "}", "\\", r"\{", r"\}", "x", " "]),
+        max_size=9,
+    )
+)
+def test_the_short_way_to_flat_boxes_finds_what_the_long_way_finds(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert find_boxes(text) == _find_nested_boxes(text)
+    complete = [text[start:end] for start, end, whole in _find_nested_boxes(text) if whole]
+    if complete:
+        assert extract_answer(text, (), join=False).answer == extract_answer(text, ()).answer
 
 
 @pytest.mark.parametrize(
