@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from flows.tracking.database import ModelDraft, create_models, mark_ready
 from hacrl_core.config.campaign import CampaignConfig
 from hacrl_core.contracts.manifest import Manifest
 
@@ -73,41 +74,36 @@ class LoggedModels:
         from mlflow.entities import LoggedModelOutput
 
         found: dict[str, Any] = {v.manifest.key: self.find(v.manifest.key) for v in versions}
+        new = [v for v in versions if found[v.manifest.key] is None or str(found[v.manifest.key].status) != "READY"]
+        for version in new:
+            self.forget(version.manifest.key)
+        models = create_models(self._client, self._experiment, [self._draft(version) for version in new])
         links: dict[str, list[Any]] = {}
-        unready = []
-        for version in versions:
-            key = version.manifest.key
-            if found[key] is not None and str(found[key].status) == "READY":
-                continue
-            if found[key] is not None:
-                self.forget(key)
-            model = found[key] = self._create(version)
-            unready.append((key, model))
+        for version, model in zip(new, models, strict=True):
+            self._write(version, model)
             for run in dict.fromkeys((self._runs[version.agent], self._runs[""])):
                 links.setdefault(run, []).append(LoggedModelOutput(model.model_id, self._step(version)))
         # One call for all of them: each costs a transaction.
         for run, outputs in links.items():
             self._client.log_outputs(run, outputs)
-        for key, model in unready:
-            found[key] = self._client.finalize_logged_model(model.model_id, "READY")
-            if self._known is not None:
-                self._known[key] = found[key]
-        return [found[version.manifest.key] for version in versions]
+        mark_ready(self._client, models)
+        made = {version.manifest.key: model for version, model in zip(new, models, strict=True)}
+        if self._known is not None:
+            self._known.update(made)
+        return [(found | made)[version.manifest.key] for version in versions]
 
-    def _create(self, version: Version) -> Any:
-        agent = version.agent
-        model = self._client.create_logged_model(
-            self._experiment,
+    def _draft(self, version: Version) -> ModelDraft:
+        return ModelDraft(
             # These names take neither a dot nor a slash.
-            name=f"{self._config.name}-{agent}@{version.number}".replace(".", "_"),
-            source_run_id=self._runs[agent],
-            tags=dict(version.tags),
+            name=f"{self._config.name}-{version.agent}@{version.number}".replace(".", "_"),
+            run=self._runs[version.agent],
+            tags=version.tags,
             params={"algorithm": self._config.preset, "iteration": str(self._step(version))},
-            model_type="agent",
         )
-        template = self._config.agents[agent].template_override
-        write_flavour(self.folder(model), version.source, version.manifest, model.model_id, self._runs[agent], template)
-        return model
+
+    def _write(self, version: Version, model: Any) -> None:
+        run, template = self._runs[version.agent], self._config.agents[version.agent].template_override
+        write_flavour(self.folder(model), version.source, version.manifest, model.model_id, run, template)
 
     def _step(self, version: Version) -> int:
         return version.number + self._config.agents[version.agent].joins

@@ -9,15 +9,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.tracking.database import open_store
+
 # MLflow's limit of metrics in one call.
 _BATCH = 1000
-# What is used of MLflow's store.
-_USED = ("engine", "ManagedSessionMaker", "_check_run_is_active", "_get_run", "sanitize_metric_value")
 
 
 def send_points(client: Any, points: Mapping[str, Sequence[Any]]) -> None:
     """Send MLflow's metrics of several runs, by the runs' ids."""
-    store = _database(client)
+    store = open_store(client)
     if store is None:
         for run, metrics in points.items():
             for start in range(0, len(metrics), _BATCH):
@@ -54,19 +54,6 @@ def clean_name(name: str) -> str:
     """Return the name with only those characters that MLflow accepts in a metric's name."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "_-./ ") else "_" for c in name)
     return "/".join(part.replace("..", "_") or "_" for part in plain.split("/"))
-
-
-def _database(client: Any) -> Any | None:
-    """Return MLflow's store where it is a sqlite database that this process opens itself, built as it was known here.
-
-    What is used of it is not part of MLflow's interface: a release that lacks it is spoken to through its client.
-    """
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    store = getattr(getattr(client, "_tracking_client", None), "store", None)
-    if not isinstance(store, SqlAlchemyStore) or not all(hasattr(store, name) for name in _USED):
-        return None
-    return store if store.engine.dialect.name == "sqlite" else None
 
 
 def _row(store: Any, run: str, metric: Any) -> dict[str, Any]:

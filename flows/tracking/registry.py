@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from flows.record.history import History
 from flows.record.record import ORIGINS, Entry
+from flows.tracking.database import VersionDraft, register_versions
 from flows.tracking.models import LoggedModels, Version
 from flows.tracking.store_scheme import SCHEME
 from hacrl_core.artifacts.manifests import MANIFEST
@@ -82,78 +83,78 @@ class Registry:
         """Register new versions that have files, delete those that no longer have, and set the alias."""
         # A version that was collected may have been made again.
         self._gone.clear()
-        self._register_new()
+        self._register_new(whole=True)
 
-    def _register_new(self) -> None:
-        """Do so without looking again at versions that were collected: their number grows with the campaign."""
+    def _register_new(self, *, whole: bool = False) -> None:
+        """Do so; unless ``whole``, without looking again at versions whose number grows with the campaign.
+
+        These are the ones that were collected and, where the campaign keeps all versions, the registered ones.
+        """
         self._waiting = 0
-        self._models.make(self._new_versions())
+        new: dict[str, list[Version]] = {}
         for agent, versions in self._versions.items():
-            if not versions:
-                continue
-            model = self._model(agent)
-            known = self._registered(model)
-            for number, (stage, key) in sorted(self._present(versions).items()):
-                kept = self._is_kept(stage, key)
-                if kept and key not in known:
-                    self._create(agent, number, stage, key)
-                elif not kept:
-                    self._delete(model, key)
-                    self._gone.add(key)
-            newest = versions[max(versions)]
+            if versions:
+                new[agent] = self._look(agent, versions, whole=whole)
+        self._models.make([version for found in new.values() for version in found])
+        for agent, found in new.items():
+            self._register(agent, found)
             # MLflow's own @latest is the highest number, but a campaign may return to settings, and versions, that it
             # had before.
+            versions, known = self._versions[agent], self._registered(self._model(agent))
+            newest = versions[max(versions)]
             if newest[1] in known and known[newest[1]] < max(known.values()):
-                self._create(agent, max(versions), *newest)
+                again = [self._version(agent, max(versions), *newest)]
+                self._models.make(again)
+                self._register(agent, again)
             self._mark_best(agent)
-        for (agent, number), found in self._unsent.items():
+        for (agent, number), measured in self._unsent.items():
             if number in self._versions[agent]:
-                self._models.measure(agent, number, self._versions[agent][number][1], found)
+                self._models.measure(agent, number, self._versions[agent][number][1], measured)
         self._unsent = {}
 
-    def _new_versions(self) -> list[Version]:
-        """Return the versions of all agents that have files and are not registered yet."""
-        return [
-            self._version(agent, number, stage, key)
-            for agent, versions in self._versions.items()
-            if versions
-            for known in [self._registered(self._model(agent))]
-            for number, (stage, key) in sorted(self._present(versions).items())
-            if key not in known and self._is_kept(stage, key)
-        ]
-
-    def _present(self, versions: Mapping[int, tuple[str, str]]) -> dict[int, tuple[str, str]]:
-        return {number: version for number, version in versions.items() if version[1] not in self._gone}
+    def _look(self, agent: str, versions: Mapping[int, tuple[str, str]], *, whole: bool) -> list[Version]:
+        """Return the versions that have files and are not registered yet; delete those that no longer have."""
+        model, new = self._model(agent), []
+        known = self._registered(model)
+        settled = known if self._config.keep is None and not whole else {}
+        for number, (stage, key) in sorted(versions.items()):
+            if key in self._gone or key in settled:
+                continue
+            kept = self._is_kept(stage, key)
+            if kept and key not in known:
+                new.append(self._version(agent, number, stage, key))
+            elif not kept:
+                self._delete(model, key)
+                self._gone.add(key)
+        return new
 
     def _version(self, agent: str, number: int, stage: str, key: str) -> Version:
         manifest, folder = self._store.manifest(stage, key), self._store.folder(stage, key)
         return Version(agent, number, manifest, folder, self._tags(agent, number, manifest, folder))
 
-    def _create(self, agent: str, number: int, stage: str, key: str) -> None:
-        """Create the logged model of a version, and register it; MLflow's numbers begin at 1, so not the first one."""
-        version, name = self._version(agent, number, stage, key), self._model(agent)
-        [model] = self._models.make([version])
-        if number == 0:
-            return
-        tags = version.tags
-        # Numbers of versions that are not kept are left out, so that number and iteration agree.
-        leave_out_numbers(self._client, name, number)
-        done = self._register(agent, number, model, tags)
-        while int(done.version) < number:
-            self._client.delete_model_version(name, done.version)
-            done = self._register(agent, number, model, tags)
-        self._known[name][key] = int(done.version)
+    def _register(self, agent: str, versions: list[Version]) -> None:
+        """Register versions whose logged models are there; MLflow's numbers begin at 1, so not the first one."""
+        versions = [version for version in versions if version.number > 0]
+        name = self._model(agent)
+        try:
+            numbers = register_versions(self._client, name, [self._draft(version) for version in versions])
+        except MlflowException:
+            # Some of them may be registered: MLflow is asked again.
+            del self._known[name]
+            raise
+        keys = [version.manifest.key for version in versions]
+        self._registered(name).update(zip(keys, numbers, strict=True))
 
-    def _register(self, agent: str, number: int, model: Any, tags: Mapping[str, str]) -> Any:
-        version = f"{self._config.name}/{agent}@{number}"
-        return self._client.create_model_version(
-            self._model(agent),
+    def _draft(self, version: Version) -> VersionDraft:
+        name = f"{self._config.name}/{version.agent}@{version.number}"
+        model: Any = self._models.find(version.manifest.key)
+        return VersionDraft(
+            number=version.number,
             source=self._source(self._models.folder(model), model),
-            run_id=self._runs[agent],
-            tags={name: tags[name] for name in _OF_A_VERSION if name in tags},
-            description=f"{version}, after {number} iterations. Plain checkpoint: hacrl export {version} DIR",
-            await_creation_for=0,
+            run=self._runs[version.agent],
             model_id=model.model_id,
+            tags={tag: version.tags[tag] for tag in _OF_A_VERSION if tag in version.tags},
+            description=f"{name}, after {version.number} iterations. Plain checkpoint: hacrl export {name} DIR",
         )
 
     def _source(self, folder: Path, model: Any) -> str:
@@ -254,26 +255,3 @@ class Registry:
 
     def _number(self, entry: Entry) -> int:
         return (entry.iteration or 0) - self._config.agents[entry.agent].joins
-
-
-def leave_out_numbers(client: Any, name: str, number: int) -> None:
-    """Have the next version of a registered model get this number, where MLflow's database is opened from here.
-
-    MLflow counts up from the highest number, deleted versions included. So one row stands for all that are left out; a
-    server offers no such call, and each of them has to be created and deleted there.
-    """
-    from mlflow.entities.model_registry.model_version_stages import STAGE_DELETED_INTERNAL
-    from mlflow.store.model_registry.dbmodels.models import SqlModelVersion
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
-
-    found = client._get_registry_client().store
-    if not isinstance(found, SqlAlchemyStore):
-        return
-    store: Any = found
-    model: Any = SqlModelVersion
-    with store.ManagedSessionMaker(read_only=False) as session:
-        rows = session.query(model.version).filter(model.name == name, *store._get_workspace_clauses(model))
-        highest = rows.order_by(model.version.desc()).limit(1).scalar() or 0
-        if highest < number - 1:
-            row = model(name=name, version=number - 1, current_stage=STAGE_DELETED_INTERNAL, source="")
-            session.add(store._with_workspace_field(row))

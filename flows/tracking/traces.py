@@ -34,7 +34,7 @@ _PREVIEW = 1000
 # So many iterations have traces, however short they are.
 FIRST = 5
 # After those, so many seconds of generation lie between two iterations with traces.
-SECONDS_APART = 5.0
+SECONDS_APART = 15.0
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_a_server_gets_points_through_its_client():
 
 def test_a_store_that_is_built_otherwise_gets_them_through_its_client(blank_database, tmp_path, monkeypatch):
     client, runs = client_of(blank_database, tmp_path / "points.db")
-    monkeypatch.setattr("flows.tracking.points._USED", ("engine", "a_name_of_another_release"))
+    monkeypatch.setattr("flows.tracking.database._OF_RUNS", ("engine", "a_name_of_another_release"))
     sent = []
     monkeypatch.setattr(type(client), "log_batch", lambda self, run, metrics: sent.append((run, len(metrics))))
     send_points(client, {runs[0]: [Metric("reward", 0.5, 7, step) for step in range(1500)]})
