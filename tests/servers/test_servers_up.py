@@ -29,29 +29,30 @@ from hacrl_core.config.campaign import CampaignConfig
 config = load_config(Path(sys.argv[1]), CampaignConfig)
 with held_slots(config, lambda text: print(text, flush=True)):
     print("held", time.time(), flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()
 print("released", flush=True)
 """
 
 
-def hold(servers, seconds):
+def hold(servers, slot, stdin=subprocess.PIPE):
+    """Start a process that takes a slot and has it until its standard input is closed, or until it is killed."""
     environment = {
         **servers.environment,
         "PREFECT_API_URL": f"{servers.prefect}/api",
         "PREFECT_HOME": str(servers.place / "p"),
     }
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDER, servers.config("holder", runtime={"slots": ["the-gpu"]}), str(seconds)],
-        env=environment, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", HOLDER, servers.config(f"holder-{slot}", runtime={"slots": [slot]})],
+        env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def killed_holder(servers):
     """A process that held a slot and was killed at the beginning of the tests; its lease runs out meanwhile."""
-    holder = hold(servers, 3600)
+    holder = hold(servers, "the-gpu")
     assert holder.stdout.readline().startswith("held")
-    rival = hold(servers, 0)
+    rival = hold(servers, "the-gpu", subprocess.DEVNULL)
     assert "waiting for the-gpu" in rival.stdout.readline()
     holder.kill()
     holder.wait()
@@ -134,29 +135,33 @@ def test_run_uses_the_servers_by_itself(servers):
 
 def test_nights_go_on_where_the_last_one_ended_and_queue(servers):
     night = {"cron": "30 3 * * *", "timezone": "America/New_York", "more_iterations": 1}
-    config = servers.config("nightly", schedule=night, seed=0)
-    text = servers("deploy", config, "--now")
-    assert "30 3 * * * (America/New_York), 1 more iterations" in text
-    # Prefect plans its runs after a while; the next one is known at once.
-    assert re.search(r"nightly\s+30 3 \* \* \* \(America/New_York\)\s+\+1\s+\w{3} \d\d:30", servers("deploy", "--list"))
-    deployment = servers.runs("nightly")[0]["deployment_id"]
-    # A second night while the first runs: at once, before the worker has looked again.
-    assert fetch(f"{servers.prefect}/api/deployments/{deployment}/create_flow_run", b"{}")[0] == 201
-    servers("deploy", config)  # registering again renews
+    config = servers.config("nightly", schedule=night, seed=0, runtime={"slots": ["the-night"]})
 
     def by_hand():
         return [run for run in servers.runs("nightly") if not run["auto_scheduled"]]
 
-    seen, deadline = set(), time.monotonic() + patience(240)
+    # The first night waits for a slot: it cannot end before the worker has heard of the second.
+    with hold(servers, "the-night") as holder:
+        assert holder.stdout.readline().startswith("held")
+        text = servers("deploy", config, "--now")
+        assert "30 3 * * * (America/New_York), 1 more iterations" in text
+        # Prefect plans its runs after a while; the next one is known at once.
+        listed = servers("deploy", "--list")
+        assert re.search(r"nightly\s+30 3 \* \* \* \(America/New_York\)\s+\+1\s+\w{3} \d\d:30", listed)
+        deployment = servers.runs("nightly")[0]["deployment_id"]
+        assert fetch(f"{servers.prefect}/api/deployments/{deployment}/create_flow_run", b"{}")[0] == 201
+        servers("deploy", config)  # registering again renews
+        queued = ["AwaitingConcurrencySlot", "Running"]
+        wait_for(lambda: sorted(run["state_name"] for run in by_hand()) == queued, 120, "a night that waits")
+        holder.stdin.close()
+        assert holder.stdout.readline() == "released\n"
+    deadline = time.monotonic() + patience(240)
     while time.monotonic() < deadline and not all(run["state_type"] == "COMPLETED" for run in by_hand()):
         states = [run["state_name"] for run in by_hand()]
         assert not {"Failed", "Crashed"} & set(states), log_file(servers.home, "worker").read_text()[-3000:]
         assert states.count("Running") <= 1
-        seen |= set(states)
         time.sleep(0.5)
-    assert len(by_hand()) == 2
-    assert all(run["state_type"] == "COMPLETED" for run in by_hand()), seen
-    assert "AwaitingConcurrencySlot" in seen
+    assert [run["state_type"] for run in by_hand()] == ["COMPLETED"] * 2
     logs = log_file(servers.home, "worker").read_text()
     assert "campaign nightly: 0 iterations are complete, 1 more to 1" in logs
     assert "campaign nightly: 1 iterations are complete, 1 more to 2" in logs
