@@ -236,7 +236,7 @@ def main() -> None:
     if arguments.only != "iterations":
         figures += [measure(case, 3 if arguments.quick else case.repeats, config) for case in cases]
     if arguments.only != "tokens":
-        figures.append(measure_iterations(2 if arguments.quick else 3, 4 if arguments.quick else 8))
+        figures.append(measure_iterations(2 if arguments.quick else 6, 4 if arguments.quick else 6))
     conditions = {
         "threads": 1,
         "dtype": "float32",

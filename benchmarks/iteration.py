@@ -154,25 +154,30 @@ def our_clock(agent: Path, folder: str, steps: int, own: str = "sampled") -> Clo
 
 
 def measure_iterations(rounds: int, steps: int) -> dict[str, Any]:
-    cpu_seconds: dict[str, list[float]] = {"trl": [], "ours": []}
-    seconds: dict[str, list[float]] = {"trl": [], "ours": []}
-    with tempfile.TemporaryDirectory() as agent:
-        save_numbers_agent(Path(agent))
-        with tempfile.TemporaryDirectory() as folder:  # TRL gets the microbatch that suits it better on this machine
-            sizes = (PROMPTS * GROUP, 2 * PROMPTS)
-            probe = {size: min(trl_clock(Path(agent), folder, 3, size).seconds()[0]) for size in sizes}
-        theirs = partial(trl_clock, microbatch=min(probe, key=lambda size: probe[size]))
-        scoring: list[float] = []
-        for _ in range(rounds):
-            with tempfile.TemporaryDirectory() as folder:
-                scoring += our_clock(Path(agent), folder, steps, own="scored").seconds()[0]
-            for side, run in (("trl", theirs), ("ours", our_clock)):
-                with tempfile.TemporaryDirectory() as folder:
-                    cpu, wall = run(Path(agent), folder, steps).seconds()
+    """Return the figure. Folders stay until the end: for a while after deleting files ext4 makes new ones slowly."""
+    cpu_seconds: dict[str, list[float]] = {"trl": [], "ours": [], "scored": []}
+    seconds: dict[str, list[float]] = {"trl": [], "ours": [], "scored": []}
+    with tempfile.TemporaryDirectory() as place:
+        agent = Path(place) / "agent"
+        save_numbers_agent(agent)
+        sizes = (PROMPTS * GROUP, 2 * PROMPTS)  # TRL gets the microbatch that suits it better on this machine
+        probe = {size: min(trl_clock(agent, f"{place}/probe", 3, size).seconds()[0]) for size in sizes}
+        sides = {
+            "scored": partial(our_clock, own="scored"),
+            "trl": partial(trl_clock, microbatch=min(probe, key=lambda size: probe[size])),
+            "ours": our_clock,
+        }
+        for number in range(rounds):
+            for side, run in sides.items():
+                folder = Path(place) / f"{side}-{number}"
+                folder.mkdir()
+                cpu, wall = run(agent, str(folder), steps).seconds()
                 cpu_seconds[side] += cpu
                 seconds[side] += wall
+    scored = statistics.median(cpu_seconds["trl"]) / statistics.median(cpu_seconds.pop("scored"))
+    del seconds["scored"]
     rates = {side: 1 / statistics.median(times) for side, times in cpu_seconds.items()}
     found = figure("gspo_iteration_speedup_over_trl", cpu_seconds, seconds, 2.0, "steps_per_cpu_second", rates)
     found["trl_microbatch"] = min(probe, key=lambda size: probe[size])
-    found["with_a_scoring_pass"] = round(statistics.median(cpu_seconds["trl"]) / statistics.median(scoring), 3)
+    found["with_a_scoring_pass"] = round(scored, 3)
     return found

@@ -184,15 +184,20 @@ def role_of(words: list[str], *, is_driver: bool) -> str:
 
 def report(home: Path, samples: list[Sample], arguments: argparse.Namespace, settings: tuple[str, ...]) -> None:
     """Print the shares, the memory curve, and what status, report and a cached run cost afterwards."""
-    # A home that is kept may have iterations already; what starting costs is left out.
-    begun, last = samples[0].iterations, samples[-1]
+    # A home that is kept may have iterations already; what starting costs, and the report at the end, is left out.
+    begun, end = samples[0].iterations, samples[-1]
     first = next(s for s in samples if s.iterations >= begun + max(2, (arguments.iterations - begun) // 10))
+    last = next((s for s in reversed(samples) if first.iterations < s.iterations < end.iterations), end)
     count = last.iterations - first.iterations
     each = {role: (last.cpu[role] - first.cpu[role]) / count for role in ROLES}
+    # MLflow gets several iterations at a time, the last of them behind the last iteration.
+    each["mlflow"] = seconds_inside(home)[1] / (end.iterations - begun)
     figures = {f"{role}_cpu_seconds_per_iteration": round(seconds, 4) for role, seconds in each.items()}
-    figures |= {f"{role}_cpu_minutes": round(last.cpu[role] / 60, 2) for role in ROLES}
-    figures |= mlflow_figures(home, last, last.iterations - begun, each)
+    figures |= {f"{role}_cpu_minutes": round(end.cpu[role] / 60, 2) for role in ROLES}
+    figures |= {f"{role}_cpu_seconds_at_the_end": round(end.cpu[role] - last.cpu[role], 2) for role in ROLES}
+    figures |= mlflow_figures(home, end, each)
     figures["orchestration_share"] = round(1 - each["stages"] / sum(each.values()), 4)
+    figures["prefect_share"] = round((each["server"] + each["driver"]) / sum(each.values()), 4)
     minutes = (last.at - first.at) / 60
     for role in ("server", "driver"):
         figures[f"{role}_cpu_seconds_per_minute"] = round((last.cpu[role] - first.cpu[role]) / minutes, 2)
@@ -236,16 +241,13 @@ def memory_figures(running: list[Sample], begun: int) -> dict[str, float]:
     return figures
 
 
-def mlflow_figures(home: Path, last: Sample, iterations: int, each: dict[str, float]) -> dict[str, float]:
+def mlflow_figures(home: Path, end: Sample, each: dict[str, float]) -> dict[str, float]:
     """Return MLflow's share of an iteration, what is paid once, and the share of the whole campaign."""
     whole, sending, _ = seconds_inside(home)
-    iteration = sending / iterations
-    others = sum(seconds for role, seconds in each.items() if role != "mlflow")
     return {
-        "mlflow_cpu_seconds_of_an_iteration": round(iteration, 4),
-        "mlflow_share_of_an_iteration": round(iteration / (iteration + others), 4),
+        "mlflow_share_of_an_iteration": round(each["mlflow"] / sum(each.values()), 4),
         "mlflow_cpu_seconds_paid_once": round(whole - sending, 2),
-        "mlflow_share_of_the_campaign": round(whole / sum(last.cpu.values()), 4),
+        "mlflow_share_of_the_campaign": round(whole / sum(end.cpu.values()), 4),
     }
 
 

@@ -60,27 +60,27 @@ def report(home: Home, cached_seconds: float) -> None:
         *(figure(f"share_{stage}", share, None) for stage, share in shares.items()),
     ]
     conditions = (
-        "wall time between the first and the last iteration's stages; a stage counts from its start to its publication"
+        "wall time after the first versions, to the last stage; a stage counts from its start to its publication"
     )
     print(json.dumps({"benchmark": "overhead", "figures": figures, "conditions": conditions}))
 
 
 def stage_spans(store: Store, entries: list) -> tuple[list[tuple[float, float]], dict[str, float], int]:
-    """When stages of the iterations ran (first versions and evaluations left out), in seconds since the epoch.
+    """When stages ran, in seconds since the epoch, from the moment on that every agent has its first version.
 
-    They count from the first stage of an agent: the prompts of the first two iterations are drawn while first versions
-    are still made, or processes start.
+    Before it an agent may begin its first iteration while another still makes its first version, or is evaluated: that
+    is neither an iteration's time nor time without a stage.
     """
     spans, by_stage, iterations = [], defaultdict(float), set()
-    begin = float("inf")
+    begin = 0.0
     for entry in entries:
-        if entry.iteration is None or (entry.stage == "evaluate" and entry.iteration == 0):
-            continue
         provenance = store.manifest(entry.stage, entry.key).provenance
-        spans.append((provenance.started, provenance.started + max(entry.seconds, provenance.seconds)))
+        end = provenance.started + max(entry.seconds, provenance.seconds)
+        spans.append((provenance.started, end))
+        if entry.iteration is None or (entry.stage == "evaluate" and entry.iteration == 0):
+            begin = max(begin, end)
+            continue
         by_stage[entry.stage] += provenance.seconds
-        if entry.agent:
-            begin = min(begin, provenance.started)
         if entry.stage == "update":
             iterations.add(entry.iteration)
     return [(max(start, begin), end) for start, end in spans if end > begin], by_stage, len(iterations)
