@@ -11,13 +11,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flows.home import Home
-from flows.run.signals import carry, wake_main_thread
+from flows.run.signals import wake_main_thread
 from flows.servers.access import (
     BasicAuth,
     answer_only_to,
@@ -199,9 +199,8 @@ def serve_worker(options: argparse.Namespace) -> None:
     end_lost_runs(POOL, options.name)
     worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
     try:
-        with stop_campaigns_first():
-            asyncio.run(worker.start())
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        asyncio.run(run_until_signal(worker.start()))
+    except asyncio.CancelledError:
         print("the worker stopped")
 
 
@@ -253,37 +252,37 @@ def end_lost_runs(pool: str, worker: str) -> int:
     return len(lost)
 
 
-@contextlib.contextmanager
-def stop_campaigns_first() -> Iterator[None]:
-    """On SIGTERM or SIGINT inside, ask the campaigns to end before the worker does; a second signal kills the worker.
+async def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; on SIGTERM or SIGINT ask the campaigns to end, then cancel it. A second signal kills us.
 
     Campaigns can resume, so they are asked to end and get the time to report it to their log, MLflow and Prefect.
     Prefect's own handlers do not serve: they turn SIGTERM into SIGINT. A process that a shell script started in the
-    background ignores SIGINT, so such a worker could not be ended. A signal whose exception compiled code has ignored
-    is sent again.
+    background ignores SIGINT, so such a worker could not be ended. Nothing is raised in the handler: the exception
+    would come out wherever the loop is, where Prefect reports it as a failure of its own, or compiled code ignores it.
     """
-    stopping = False
+    loop, task, stopping = asyncio.get_running_loop(), asyncio.current_task(), False
 
     def stop(number: int, frame: Any) -> None:
         nonlocal stopping
         if stopping:
             os.kill(os.getpid(), signal.SIGKILL)
         stopping = True
+        loop.call_soon_threadsafe(end)
+
+    def end() -> None:
         campaigns = child_processes()
         for campaign in campaigns:
             campaign.signal(signal.SIGTERM)
+        # The loop waits, too: nothing is started meanwhile, and what ends is not reported as crashed.
         wait_for_exit(campaigns, STOP_SECONDS)
-        carry(KeyboardInterrupt(), number, forget)
-
-    def forget() -> None:
-        nonlocal stopping
-        stopping = False
+        if task is not None:
+            task.cancel()
 
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
     with wake_main_thread():
-        yield
+        await work
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------
