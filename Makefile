@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 BIN := .venv/bin
 # uv does not read pip's settings: hand it pip's folder of wheels where there is one.
-UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" UV_COMPILE_BYTECODE=1 $(BIN)/uv
+UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" $(BIN)/uv
 COMPILE := $(UV) pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 export OMP_NUM_THREADS ?= 1
 
@@ -13,6 +13,7 @@ help:  ## Show this list
 
 setup: .venv/ready  ## Build or refresh the environment in .venv (seconds when nothing changed)
 
+# Python compiles what a campaign imports as it does so: compiling all packages would take half a minute.
 .venv/ready: requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.7
@@ -24,7 +25,7 @@ setup: .venv/ready  ## Build or refresh the environment in .venv (seconds when n
 # What only tests and development need: tools, Ray, S3 servers, Triton's compiler.
 .venv/dev-ready: .venv/ready requirements-dev.lock
 	@echo "installing what the tests need: $$(grep -c == requirements-dev.lock) packages …"
-	@$(UV) pip install --quiet -r requirements-dev.lock
+	@UV_COMPILE_BYTECODE=1 $(UV) pip install --quiet -r requirements-dev.lock
 	@touch $@
 
 dev: .venv/dev-ready  ## The environment of developers: what the tests need besides

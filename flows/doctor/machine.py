@@ -85,7 +85,7 @@ def _engines() -> Iterator[Check]:
 
 def _compiled() -> Check:
     """Whether small models run compiled kernels on this machine; asking compiles them."""
-    from hacrl_core.native import SWITCH, find_compiler, kernels
+    from hacrl_core.native import NAMES, SWITCH, find_compiler, kernels
 
     if os.environ.get(SWITCH) == "0":
         return "note", "compiled kernels", f"switched off by {SWITCH}=0; small models run a little slower on the CPU"
@@ -95,7 +95,7 @@ def _compiled() -> Check:
             "compiled kernels",
             "no C compiler; small models run a little slower on the CPU. Install gcc or clang",
         )
-    if any(kernels(name) is None for name in ("decode", "body", "products")):
+    if any(kernels(name) is None for name in NAMES):
         return (
             "note",
             "compiled kernels",

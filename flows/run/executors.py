@@ -1,6 +1,6 @@
 """Where a stage call runs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -49,15 +49,22 @@ class ProcessExecutor:
         # Kept from call to call: the problems of a campaign are read once.
         self._context = Context()
         self._seats = seats_of(config)
-        turns = turns_of(config)
+        self._turns = turns_of(config)
         output = listener.output if listener else None
         # Here, so that it is said once; the processes inherit it.
         if computes_in_bfloat16(config) and (line := settle_instructions()) and listener:
             listener.warn(line)
         self._workers = {
-            seat.name: Worker(seat.name, store.root, seat.place, turn=turns.get(seat.name), output=output)
+            seat.name: Worker(seat.name, store.root, seat.place, turn=self._turns.get(seat.name), output=output)
             for seat in self._seats.values()
         }
+
+    def start(self, agents: Collection[str]) -> None:
+        """Start the processes in which these agents learn, except where processes take turns on a device."""
+        for agent in agents:
+            seat = self._seats[agent, "learn"]
+            if seat.name not in self._turns:
+                self._workers[seat.name].start()
 
     def run(self, call: StageCall, listener: Listener) -> Outcome:
         """Run the call in the process of its agent and role, or in this one if it is light."""

@@ -22,8 +22,8 @@ from flows.run.divergence import Watch
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor
 from flows.run.notices import Notifier
+from flows.run.opening import OpenExecutor, open_executor, start_early
 from flows.run.profile import Tracer
-from flows.run.ray_executor import open_executor
 from flows.run.runner import CacheMiss, Replay, StageRunner, ThreadRunner, first_error
 from flows.run.session import ALL_AGENTS, run_in_session
 from flows.run.signals import raise_on_signals
@@ -131,9 +131,15 @@ def replay(campaign: OpenCampaign) -> bool:
 def execute(campaign: OpenCampaign) -> Counts:
     """Run what is missing: as a Prefect flow where Prefect answers, in plain threads where it does not."""
     begun = time.time()
-    with prefect_api(campaign.home, campaign.display.warn) as server:
+    shown = Listeners(campaign.display, campaign.log)
+    # The config of a party names the agents of others, too, which run elsewhere.
+    agents = campaign.config.agents if campaign.exchange is None else {}
+    with (
+        start_early(campaign.config, campaign.store, shown, agents) as open_early,
+        prefect_api(campaign.home, campaign.display.warn) as server,
+    ):
         if server is None:
-            return run_stages(campaign, ThreadRunner)
+            return run_stages(campaign, ThreadRunner, open_early)
         # Prefect takes seconds to import; a campaign that is complete does without it.
         from flows.run.prefect_runner import PrefectRunner, run_as_flow
 
@@ -142,7 +148,7 @@ def execute(campaign: OpenCampaign) -> Counts:
             run_as_flow(
                 campaign.config,
                 campaign.home,
-                lambda: done.append(run_stages(campaign, PrefectRunner)),
+                lambda: done.append(run_stages(campaign, PrefectRunner, open_early)),
                 campaign.display.say,
                 shared=not server.temporary,
             )
@@ -168,7 +174,7 @@ def run_rest(campaign: OpenCampaign, begun: float) -> Counts:
     return Counts(ran, rest.ran + rest.cached - ran, rest.seconds)
 
 
-def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Executor | None = None) -> Counts:
+def run_stages(campaign: OpenCampaign, kind: type[StageRunner], open_executor: OpenExecutor = open_executor) -> Counts:
     """Run the campaign's missing stages; by default each agent's in a process of its own."""
     counter = Counter()
     campaign.record.begin_pass()
@@ -194,7 +200,7 @@ def run_stages(campaign: OpenCampaign, kind: type[StageRunner], executor: Execut
                 party = exchange.party(campaign.store, campaign.record)
 
             def make_executor() -> Executor:
-                made = executor or open_executor(campaign.config, campaign.store, listener)
+                made = open_executor(campaign.config, campaign.store, listener)
                 return made if exchange is None else PartyExecutor(made, exchange)
 
             run_in_session(

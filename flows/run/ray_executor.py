@@ -20,7 +20,7 @@ from typing import Any
 from flows.run.actor import NodeStore
 from flows.run.cluster import Resources, asked, nodes_text, resources_of, servable
 from flows.run.events import Listener
-from flows.run.executors import Executor, ProcessExecutor, run_here
+from flows.run.executors import run_here
 from flows.run.line import Line, urgency_of
 from flows.run.node import FLUSH_SECONDS, RoleActor, relocated_ref
 from flows.run.peers import actor_options
@@ -39,12 +39,6 @@ POLL_SECONDS = 1.0
 ROOM_SECONDS = 3.0
 # Ray itself ends a process that has not reached the head for a minute, without a word.
 HEAD_SECONDS = 30.0
-
-
-def open_executor(config: CampaignConfig, store: Store, listener: Listener | None = None) -> Executor:
-    """Return the executor that the config asks for: processes of this machine, or a Ray cluster."""
-    kind = RayExecutor if config.runtime.executor == "ray" else ProcessExecutor
-    return kind(config, store, listener)
 
 
 class HeadLost(EngineError):

@@ -27,6 +27,7 @@ from flows.run.signals import carry, die_with_parent, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from hacrl_core.instructions import settle_instructions
+from hacrl_core.native import prepare_kernels
 from hacrl_core.operations import operations
 from hacrl_core.spans import RECORDER, span
 from stages.runner import run_stage
@@ -71,7 +72,7 @@ class Task(Protocol):
 
 
 class Worker:
-    """The parent's end of a worker process. The process is started by the first call, and again after it died."""
+    """The parent's end of a worker process, which is started early or by the first call, and again after it died."""
 
     def __init__(
         self,
@@ -94,11 +95,15 @@ class Worker:
         self._starting = threading.Lock()
         self._closed = False
 
+    def start(self) -> None:
+        """Start the process now: it imports its libraries while it waits for its first call."""
+        self._start("start")
+
     def run(self, call: StageCall | Task, listener: Listener) -> Any:
         """Have the process run a bound stage call or a task, and return its outcome; the listener hears of progress."""
         urgency = urgency_of(call)
         with self._line.turn(urgency), self._turn.taken_by(self, urgency) if self._turn else nullcontext():
-            pipe = self._start(call)
+            pipe = self._start(call.title)
             self._exchange(call, lambda: pipe.send(call))
             while True:
                 kind, value = self._exchange(call, pipe.recv)
@@ -166,10 +171,10 @@ class Worker:
             process.join(timeout=max(0.0, seconds))
             self._reap()
 
-    def _start(self, call: StageCall | Task) -> Connection:
+    def _start(self, title: str) -> Connection:
         with self._starting:
             if self._closed:
-                raise Stopped(f"{call.title}: not run, the campaign is ending")
+                raise Stopped(f"{title}: not run, the campaign is ending")
             if self._process is not None and self._process.is_alive() and self._pipe is not None:
                 return self._pipe
             context = multiprocessing.get_context("spawn")
@@ -289,6 +294,8 @@ def _serve(
         device=prepare_torch(place) if place.needs_torch else "cpu",
         attention=place.attention,
     )
+    if place.needs_torch and context.device == "cpu" and not pipe.poll():  # nobody waits yet
+        prepare_kernels()
     RECORDER.on = place.profile
     met: Counter[str] = Counter()
     try:

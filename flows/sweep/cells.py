@@ -17,8 +17,8 @@ from flows.home import Home
 from flows.record.record import Entry, Record
 from flows.run.events import Listener, Listeners
 from flows.run.executors import Executor, InProcessExecutor
+from flows.run.opening import open_executor
 from flows.run.placement import placements_of
-from flows.run.ray_executor import open_executor
 from flows.run.runner import InlineRunner, StageRunner, ThreadRunner
 from flows.run.session import open_session, run_in_session
 from flows.stage_calls import StageCalls

@@ -4,12 +4,14 @@ A model of a million parameters spends as much time between its matrix products 
 each an operation of torch. A kernel makes one pass of them. Each kernel has a twin in plain torch, which runs where
 there is no C compiler, where compiling fails, or where ``HACRL_NATIVE=0`` is set. Twins agree within rounding.
 
-Compiling takes about a second. The library is kept in the user's cache folder, under a name that depends on the source,
+Compiling takes some seconds. The library is kept in the user's cache folder, under a name that depends on the source,
 the flags, the compiler and the CPU, so that machines with a common home folder do not run each other's code, and on its
 own bytes: one that a full disk or a power cut left in pieces would end the process that loads it.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -19,11 +21,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "HACRL_NATIVE"
+NAMES = ("body", "decode", "products")
 # Sums may be reordered, so that they fill vector registers; NaN and infinity keep their meaning.
 FLAGS = (
     "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -31,6 +36,7 @@ FLAGS = (
 )  # fmt: skip
 _SECONDS = 60
 _SECONDS_TO_ANSWER = 10
+_SECONDS_TO_WAIT = 30
 
 
 @functools.cache
@@ -46,6 +52,12 @@ def kernels(name: str) -> ctypes.CDLL | None:
         reason = getattr(problem, "stderr", None) or str(problem)
         logger.info("%s: no native kernels, torch does their work: %s", source.name, reason.strip()[-300:])
         return None
+
+
+def prepare_kernels() -> None:
+    """Compile and load all of them now, as far as that can be done here."""
+    for name in NAMES:
+        kernels(name)
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -66,13 +78,39 @@ def _built(source: Path, compiler: tuple[str, ...]) -> Path:
     code = (source.read_text(), source.with_name("common.h").read_text())
     key = "\0".join((*code, *FLAGS, "", *compiler, "", version, _cpu()))
     folder, stem = _folder(), f"{source.stem}-{_sha256(key.encode())}"
-    for library in sorted(folder.glob(f"{stem}-*.so")):
-        if library.name == _name(stem, library):
-            return library
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = Path(place) / "made.so"
-        _run([*compiler, *FLAGS, str(source), "-o", str(made), "-lm"], _SECONDS)
-        return made.replace(folder / _name(stem, made))  # others may be compiling the same
+    if known := _kept(folder, stem):
+        return known
+    with _alone(folder):
+        if known := _kept(folder, stem):  # made by another process meanwhile
+            return known
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            made = Path(place) / "made.so"
+            _run([*compiler, *FLAGS, str(source), "-o", str(made), "-lm"], _SECONDS)
+            return made.replace(folder / _name(stem, made))
+
+
+def _kept(folder: Path, stem: str) -> Path | None:
+    """Return the library that was made before, if it is whole."""
+    return next((found for found in sorted(folder.glob(f"{stem}-*.so")) if found.name == _name(stem, found)), None)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time compile; one that waited for too long, or cannot lock the folder, goes on as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    deadline = time.monotonic() + _SECONDS_TO_WAIT
+    try:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a network's file system may have no locks
+                break
+        yield
+    finally:
+        os.close(handle)
 
 
 def _name(stem: str, library: Path) -> str:

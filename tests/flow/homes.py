@@ -38,7 +38,7 @@ def run_here(config: CampaignConfig, home: Home, runner: type[InlineRunner] = In
     torch.set_num_threads(1)
     Here.ran.clear()
     with open_campaign(config, home, Console()) as campaign:
-        run_stages(campaign, runner, Here(campaign.store, Context()))
+        run_stages(campaign, runner, lambda *_: Here(campaign.store, Context()))
     return list(Here.ran)
 
 

@@ -60,7 +60,7 @@ def test_another_executor_needs_no_change_in_runner_campaign_or_stages(tmp_path:
     run_here(config, here)
     executor = Elsewhere(there.store)
     with open_campaign(config, there, Console(quiet=True)) as campaign:
-        counts = run_stages(campaign, ThreadRunner, executor)
+        counts = run_stages(campaign, ThreadRunner, lambda *_: executor)
     assert counts.ran == len(digests(here, config.name))
     assert executor.ran_in
     assert os.getpid() not in executor.ran_in

@@ -129,7 +129,7 @@ def test_a_campaign_retries_the_stage_whose_rank_was_killed(tmp_path):
         executor = ProcessExecutor(config, Store(home.store))
         chosen = KillsARank(executor) if name == "killed" else executor
         with open_campaign(config, home, Console(quiet=True)) as campaign:
-            run_stages(campaign, ThreadRunner, chosen)
+            run_stages(campaign, ThreadRunner, lambda *_, chosen=chosen: chosen)
         found[name] = digests(home, config.name)
         if isinstance(chosen, KillsARank):
             assert len(chosen.killed) == 1

@@ -4,6 +4,7 @@ What is true of every library is shown with the one that is compiled fastest.
 """
 
 import ctypes
+import fcntl
 import math
 import os
 import stat
@@ -166,11 +167,33 @@ def test_a_folder_that_others_may_write_into_is_not_run_from(cache: Path) -> Non
 
 
 @needs_compiler
-def test_processes_that_build_at_once_all_get_a_whole_library(cache: Path) -> None:
+def test_of_processes_that_build_at_once_one_compiles_and_all_get_the_library(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted, counting = tmp_path / "counted", tmp_path / "counting-cc"
+    compiler = " ".join(find_compiler() or ())
+    counting.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo compiled >>{counted}\nexec {compiler} "$@"\n')
+    counting.chmod(0o755)
+    monkeypatch.setenv("CC", str(counting))
     code = "from hacrl_core.native import kernels; assert kernels('products').product"
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ}) for _ in range(3)]
     assert [process.wait(120) for process in started] == [0, 0, 0]
     assert len(list(cache.iterdir())) == 1
+    assert counted.read_text() == "compiled\n"
+
+
+@needs_compiler
+def test_a_process_that_never_lets_go_of_the_folder_holds_nobody_up(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True)
+    monkeypatch.setattr(native, "_SECONDS_TO_WAIT", 0.2)
+    holder = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert kernels("products") is not None
+    finally:
+        os.close(holder)
 
 
 @needs_compiler
