@@ -45,6 +45,7 @@ REMEDIES = {
     "warmstart": "make the warm start's model or its batch_size smaller",
 }
 PROFILED_CALL = 2  # of a stage whose operations are asked for: its first call in a process warms up
+PROGRESS_SECONDS = 0.25  # from the start of a stage, and from one message to the next
 STOP_SECONDS = 8.0  # a worker that is told to go may need a moment for what it has started
 
 
@@ -287,8 +288,9 @@ def _serve(
 
     warm = WarmModels(own_code=place.own_code)
     store = open_store(store_root, on_problem=lambda message: pipe.send(("warn", message)))
+    progress = Progress(lambda *told: pipe.send(("progress", told)))
     context = Context(
-        progress=lambda done, total, note: pipe.send(("progress", (done, total, note))),
+        progress=progress,
         warn=lambda message: pipe.send(("warn", message)),
         warm=warm,
         device=prepare_torch(place) if place.needs_torch else "cpu",
@@ -301,6 +303,7 @@ def _serve(
     try:
         while True:
             call = pipe.recv()
+            progress.begin()
             stage = call.stage if isinstance(call, StageCall) else ""
             met[stage] += 1
             with operations() if stage in place.profile_ops and met[stage] == PROFILED_CALL else nullcontext():
@@ -314,6 +317,24 @@ def _serve(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are going already; let the clean-up finish
         warm.close()
         close_pool()
+
+
+class Progress:
+    """Tells of a stage's progress so often that a person sees it move: each message wakes a thread of the campaign."""
+
+    def __init__(self, tell: Callable[[int, int, str], None]) -> None:
+        self._tell = tell
+        self.begin()
+
+    def begin(self) -> None:
+        """A stage begins; one that ends within the interval tells nothing, others also their end."""
+        self._told, self._spoke = time.monotonic(), False
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_SECONDS or (self._spoke and done == total):
+            self._told, self._spoke = now, True
+            self._tell(done, total, note)
 
 
 def _answer(store: Store, call: StageCall | Task, context: Context, pipe: Connection) -> tuple[str, Any]:

@@ -35,7 +35,7 @@ from stages.spec import Outcome, StageCall
 # The end of a campaign waits no longer than this for its pages.
 PATIENCE_SECONDS = 20.0
 # Progress and table are shown at most so often: no oftener than a hundredth of the run so far, within these bounds.
-UPDATE_SECONDS = 10.0
+UPDATE_SECONDS = 15.0
 MAX_UPDATE_SECONDS = 30.0
 UPDATES_SO_FAR = 100
 # How often bars and lines are sent.

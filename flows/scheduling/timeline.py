@@ -19,7 +19,7 @@ from stages.spec import Outcome, StageCall
 # A stage that runs for longer has a bar of its own.
 LONG_SECONDS = 20.0
 # Iterations that are shorter share a bar.
-SHORT_SECONDS = 10.0
+SHORT_SECONDS = 15.0
 # No bar is shorter than the run so far divided by this.
 BARS_SO_FAR = 100
 WARNING, INFO, ERROR = 30, 20, 40

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from hacrl_core.contracts.manifest import Manifest
 LEFT_OUT = ("training/", "adapter/")
 _COPIED_BYTES = 1_000_000
 _TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template", "spiece")
+_GENERATION = "generation_config.json"
+# What decides which tokens end a response.
+_OF_ITS_END = (_GENERATION, "config.json", "tokenizer_config.json", "tokenizer.json")
 _PAGE = 100
 
 
@@ -50,6 +53,7 @@ class LoggedModels:
         self._runs = runs
         self._place = place
         self._known: dict[str, Any] | None = None
+        self._shared = SharedFiles()
 
     def find(self, key: str) -> Any | None:
         """Return the logged model of an artifact; None if there is none. They are asked for once."""
@@ -103,7 +107,8 @@ class LoggedModels:
 
     def _write(self, version: Version, model: Any) -> None:
         run, template = self._runs[version.agent], self._config.agents[version.agent].template_override
-        write_flavour(self.folder(model), version.source, version.manifest, model.model_id, run, template)
+        folder = self.folder(model)
+        write_flavour(folder, version.source, version.manifest, model.model_id, run, template, self._shared)
 
     def _step(self, version: Version) -> int:
         return version.number + self._config.agents[version.agent].joins
@@ -161,29 +166,68 @@ class LoggedModels:
 
 
 def write_flavour(
-    folder: Path, source: Path, manifest: Manifest, model: str, run: str, chat_template: str | None
+    folder: Path,
+    source: Path,
+    manifest: Manifest,
+    model: str,
+    run: str,
+    chat_template: str | None,
+    shared: "SharedFiles | None" = None,
 ) -> None:
     """Write a version as a model of MLflow's transformers flavour; ``MLmodel`` comes last."""
+    shared = shared or SharedFiles()
     weights, tokenizer = folder / "model", folder / "components" / "tokenizer"
     for place in (weights, tokenizer):
         place.mkdir(parents=True, exist_ok=True)
-    for output in manifest.outputs:
-        if output.path.startswith(LEFT_OUT) or "/" in output.path:
-            continue
-        place = tokenizer if output.path.startswith(_TOKENIZER) else weights
-        _put(source / output.path, place / output.path)
+    taken = [output for output in manifest.outputs if not output.path.startswith(LEFT_OUT) and "/" not in output.path]
+    for output in taken:
+        file, place = source / output.path, (tokenizer if output.path.startswith(_TOKENIZER) else weights) / output.path
+        if output.bytes > _COPIED_BYTES or file.suffix == ".safetensors" or not file.exists():
+            place.unlink(missing_ok=True)
+            place.symlink_to(file.absolute())
+        elif output.path != _GENERATION:
+            shared.put(place, (output.sha256,), file.read_bytes)
     if chat_template is not None:
-        (tokenizer / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-    generation = _json(weights / "generation_config.json")
-    generation["eos_token_id"] = end_tokens(source)
-    _replace(weights / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-    _replace(folder / "MLmodel", _yaml(_description(folder, manifest, model, run)))
+        shared.put(tokenizer / "chat_template.jinja", ("", chat_template), chat_template.encode)
+    settled = tuple(output.sha256 for output in taken if output.path in _OF_ITS_END)
+    shared.put(weights / _GENERATION, settled, lambda: _generation(source))
+    settings = shared.once(settled, lambda: _json(source / "config.json"))
+    description = _yaml(_description(folder, settings, manifest, model, run))
+    (folder / "MLmodel").unlink(missing_ok=True)
+    (folder / "MLmodel").write_text(description, encoding="utf-8")
 
 
-def _description(folder: Path, manifest: Manifest, model: str, run: str) -> dict[str, Any]:
+class SharedFiles:
+    """Small files that versions of an agent have in common: hard links to the first of them, or copies."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, ...], Path] = {}
+        self._values: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def put(self, place: Path, content: tuple[str, ...], read: Callable[[], bytes]) -> None:
+        """Put a file there. ``content`` names its bytes, which are read where no file has them yet."""
+        place.unlink(missing_ok=True)
+        try:
+            os.link(self._places[content], place)
+        except (KeyError, OSError):  # the first of them, the file was removed, or there are no links here
+            place.write_bytes(read())
+            self._places[content] = place
+
+    def once(self, content: tuple[str, ...], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was read before for the same content."""
+        if content not in self._values:
+            self._values[content] = read()
+        return self._values[content]
+
+
+def _generation(source: Path) -> bytes:
+    """Return a checkpoint's generation config with every token that ends a response."""
+    return (json.dumps(_json(source / _GENERATION) | {"eos_token_id": end_tokens(source)}, indent=2) + "\n").encode()
+
+
+def _description(folder: Path, settings: dict[str, Any], manifest: Manifest, model: str, run: str) -> dict[str, Any]:
     from mlflow.version import VERSION
 
-    settings = _json(folder / "model" / "config.json")
     dtype = settings.get("dtype") or settings.get("torch_dtype")
     flavour = {
         "task": "text-generation",
@@ -226,20 +270,6 @@ def end_tokens(folder: Path) -> list[int]:
         tokens = _json(folder / "tokenizer.json")
         found += [added["id"] for added in tokens.get("added_tokens", []) if added.get("content") == text]
     return list(dict.fromkeys(found))
-
-
-def _put(source: Path, place: Path) -> None:
-    """Copy a small file; link a large one to the store."""
-    place.unlink(missing_ok=True)
-    if source.exists() and source.stat().st_size <= _COPIED_BYTES and not source.name.endswith(".safetensors"):
-        shutil.copyfile(source, place)
-    else:
-        place.symlink_to(source.absolute())
-
-
-def _replace(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def _json(path: Path) -> dict[str, Any]:

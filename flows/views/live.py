@@ -57,6 +57,8 @@ class Display(Listener):
         self._first: tuple[int, float] | None = None
         self._ran = 0
         self._told: set[str] = set()
+        # How far each warm start was when it was last heard of.
+        self._steps: dict[str, int] = {}
         self._lock = threading.Lock()
         self._live: Live | None = None
 
@@ -109,8 +111,10 @@ class Display(Listener):
             row = self._rows[call.agent]
             row.done, row.total = done, total
             row.note = note
-        if call.stage == "warmstart" and self._live is None and total and done * 4 // total > (done - 1) * 4 // total:
-            self._once(f"{call.title} {done * 4 // total}", f"{call.title}: {done}/{total} {note}")
+        if call.stage == "warmstart" and self._live is None and total:
+            before, self._steps[call.title] = self._steps.get(call.title, 0), done
+            if done * 4 // total > before * 4 // total:
+                self._once(f"{call.title} {done * 4 // total}", f"{call.title}: {done}/{total} {note}")
 
     def waiting(self, call: StageCall, holder: str) -> None:
         """Say once that another process computes the same artifact: nothing is wrong, two agents may share it."""

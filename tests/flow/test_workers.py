@@ -13,7 +13,7 @@ import yaml
 
 from flows.run.events import Listener
 from flows.run.placement import Placement
-from flows.run.worker import Stopped, Worker, WorkerDied
+from flows.run.worker import Progress, Stopped, Worker, WorkerDied
 from hacrl_core.config.base import StrictConfig
 from hacrl_core.errors import HacrlError
 from stages.spec import StageCall
@@ -139,3 +139,16 @@ def _below(place: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_progress_is_told_so_often_that_a_person_sees_it_and_never_by_short_stages(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("flows.run.worker.time.monotonic", lambda: clock[0])
+    told = []
+    progress = Progress(lambda done, total, note: told.append(done))
+    for stage_seconds in (0.2, 2.0):
+        progress.begin()
+        for step in range(1, 101):
+            clock[0] += stage_seconds / 100
+            progress(step, 100, "steps")
+    assert told == [13, 26, 39, 52, 65, 78, 91, 100]

@@ -89,17 +89,17 @@ def test_cached_stages_share_one_bar_for_each_stretch(timeline, clock):
 
 def test_an_agent_has_a_bar_for_each_iteration_with_what_happened_in_it(timeline, clock):
     for iteration in range(3):
-        play(timeline, clock, "generate", 6, iteration=iteration)
+        play(timeline, clock, "generate", 9, iteration=iteration)
         play(timeline, clock, "verify", 1, iteration=iteration, **{"verify/reward_mean": 0.25})
-        play(timeline, clock, "update", 4, iteration=iteration)
+        play(timeline, clock, "update", 6, iteration=iteration)
     timeline.end(complete=True)
     bars, lines = shown(timeline)
     assert [(bar.name, bar.state, bar.at - bar.began) for bar in bars.values()] == [
-        ("ada iteration 1", "Completed", 11.0),
-        ("ada iteration 2", "Completed", 11.0),
-        ("ada iteration 3", "Completed", 11.0),
+        ("ada iteration 1", "Completed", 16.0),
+        ("ada iteration 2", "Completed", 16.0),
+        ("ada iteration 3", "Completed", 16.0),
     ]
-    assert lines[1] == "ada iteration 2: reward 0.250, generate 6.00 s, verify 1.00 s, update 4.00 s"
+    assert lines[1] == "ada iteration 2: reward 0.250, generate 9.00 s, verify 1.00 s, update 6.00 s"
 
 
 def test_short_iterations_share_a_bar_and_any_campaign_has_few_hundred(timeline, clock):

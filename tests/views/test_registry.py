@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.home import Home
 from flows.record.history import History
 from flows.record.record import read_campaign, read_entries
+from flows.tracking.models import SharedFiles, write_flavour
 from flows.tracking.projection import Projection
 from flows.tracking.store_scheme import SCHEME
 from hacrl_core.artifacts import Store
@@ -61,6 +62,34 @@ def test_every_kept_version_is_registered_where_it_lies_with_its_lineage(tracked
         assert int(best.tags["hacrl.version"]) == history.best(agent)
     copies = [p for p in (home.root / "mlartifacts").rglob("*.safetensors") if not p.is_symlink()]
     assert copies == []
+
+
+def test_versions_of_an_agent_share_small_files_and_each_is_whole_without_the_others(tracked, tmp_path):
+    home, config = tracked
+    store = Store(home.store)
+    history = History(config, store, read_entries(home.campaign("seen")))
+    versions = [store.manifest(entry.stage, entry.key) for entry in history.versions["ada"][1:]]
+    shared = SharedFiles()
+    folders = [tmp_path / str(number) for number in range(3)]
+    for folder, manifest in zip(folders, versions, strict=True):
+        write_flavour(
+            folder, store.folder(manifest.stage, manifest.key), manifest, folder.name, "run", "{{ x }}", shared
+        )
+    names = ("components/tokenizer/tokenizer.json", "components/tokenizer/chat_template.jinja", "model/config.json")
+    for name in (*names, "model/generation_config.json"):
+        assert len({(folder / name).stat().st_ino for folder in folders}) == 1, name
+        assert not (folders[0] / name).is_symlink()
+    assert len({(folder / "model/model.safetensors").resolve() for folder in folders}) == 3
+    assert [f"model_id: {folder.name!r}" in (folder / "MLmodel").read_text() for folder in folders] == [True] * 3
+    before = {name: (folders[1] / name).read_bytes() for name in names}
+    shutil.rmtree(folders[0])
+    last = versions[-1]
+    write_flavour(folders[0], store.folder(last.stage, last.key), last, "again", "run", "{{ x }}", shared)
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() == before[name]
+    source = store.folder(last.stage, last.key)
+    assert before[names[0]] == (source / "tokenizer.json").read_bytes()
+    assert before[names[1]] == b"{{ x }}"
 
 
 def test_the_best_version_loads_with_mlflow_and_writes_what_the_checkpoint_writes(tracked):
