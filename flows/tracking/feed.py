@@ -146,10 +146,11 @@ class Tracker:
                 with span("open", MLFLOW):
                     probe(self._uri)
                     self.projection = self._open()
-                leave_to_itself()
+                leave_to_itself("opened")
             while self._pending:
                 self._pending[0](self.projection)
                 self._pending.popleft()
+                leave_to_itself("sent")
         except Exception as problem:
             self.projection = None
             self._fail(first_line(problem))
@@ -174,11 +175,12 @@ class Tracker:
 
 
 @functools.cache
-def leave_to_itself() -> None:
-    """Spare what is imported by now from the garbage collector, once for a process.
+def leave_to_itself(moment: str) -> None:
+    """Spare what is imported by now from the garbage collector, once for each moment of a process.
 
     Prefect's and MLflow's modules are hundreds of thousands of objects that live to the end. Looking through them again
-    and again took a tenth of the CPU time of feeding MLflow.
+    and again took a tenth of the CPU time of feeding MLflow. What MLflow and the stages import later is there when the
+    first iterations have been sent.
     """
     gc.freeze()
 
