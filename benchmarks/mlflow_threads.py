@@ -5,7 +5,7 @@
 MLflow is fed by a thread of the campaign's process, and a second thread samples the machine for it. Both are known by
 their names. A thread that one of them starts counts as well. The file has three numbers: all seconds of these threads,
 those in which iterations were sent (``Projection.log``), and those of stages that run in this process (``sample``,
-``credit``), with the threads that hash and sync their files. What MLflow's threads do beside sending is paid once:
+``credit``). The threads that sync their files are common to all and count with the driver. What MLflow's threads do beside sending is paid once:
 imports, the runs, and at the end models, tables and pictures. The file is renewed every half second and at the end.
 """
 
@@ -21,13 +21,12 @@ from flows.record.record import Entry
 from stages.spec import Outcome
 
 NAMES = ("mlflow", "system metrics")
-PUBLISHING = "publish"  # threads that stages of this process start
 SECONDS = 0.5
 
 _alive: dict[int, int] = {}  # thread → its CPU clock
 _ended: list[float] = []
 _sent: list[float] = []  # seconds of each sending of iterations
-_staged: list[float] = []  # seconds of each stage in this process, and of each thread that publishes for one
+_staged: list[float] = []  # seconds of each stage in this process
 _lock = threading.Lock()
 
 
@@ -38,8 +37,6 @@ def watch_threads() -> None:
     def start_watched(thread: threading.Thread) -> None:
         if thread.name.lower().startswith(NAMES) or threading.get_ident() in _alive:
             thread.run = _watched(thread.run)  # type: ignore[method-assign]
-        elif thread.name.startswith(PUBLISHING):
-            thread.run = _timed(thread.run)  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_watched  # type: ignore[method-assign]
@@ -58,16 +55,6 @@ def _watched(run: Callable[[], None]) -> Callable[[], None]:
                 _ended.append(time.thread_time())
 
     return watched
-
-
-def _timed(run: Callable[[], None]) -> Callable[[], None]:
-    def timed() -> None:
-        try:
-            run()
-        finally:
-            _staged.append(time.thread_time())
-
-    return timed
 
 
 def watch_sending() -> None:
