@@ -5,8 +5,9 @@
 MLflow is fed by a thread of the campaign's process, and a second thread samples the machine for it. Both are known by
 their names. A thread that one of them starts counts as well. The file has three numbers: all seconds of these threads,
 those in which iterations were sent (``Projection.log``), and those of stages that run in this process (``sample``,
-``credit``). The threads that sync their files are common to all and count with the driver. What MLflow's threads do beside sending is paid once:
-imports, the runs, and at the end models, tables and pictures. The file is renewed every half second and at the end.
+``credit``). The threads that sync their files are common to all and count with the driver. What MLflow's threads do
+beside sending is paid once: imports, the runs, and at the end models, tables and pictures. The file is renewed every
+half second and at the end.
 """
 
 import atexit
