@@ -170,3 +170,12 @@ def test_an_upcoming_run_has_the_name_that_it_starts_with():
     # Prefect plans in the schedule's time zone and starts in UTC.
     planned = at.astimezone(ZoneInfo("America/New_York"))
     assert run_name({"config": config, "more_iterations": 5}, planned) == "nightly +5 (2026-11-16 02:00)"
+
+
+def test_a_log_has_the_quarters_of_a_warm_start_though_only_some_steps_are_told_and_it_ends_early():
+    output = console()
+    display = Display(output, seen_config(), lambda message: None)
+    call = StageCall("warmstart", StrictConfig(), agent="ada")
+    for done, total in ((290, 1200), (310, 1200), (330, 1200), (430, 1200), (440, 470), (470, 470)):
+        display.progress(call, done, total, "steps")
+    assert shown(output).splitlines() == ["warmstart ada: 310/1200 steps", "warmstart ada: 470/470 steps"]
