@@ -1,8 +1,6 @@
 """The ``hacrl`` command, made of the commands in ``flows/commands``."""
 
 import atexit
-import gc
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +21,7 @@ from flows.commands import (
     track,
     views,
 )
+from flows.run.signals import end_quickly
 from hacrl_core.place import ROOT
 
 # A user's own verifier is a module beside the config; a console script does not search the current folder by itself.
@@ -36,17 +35,8 @@ class App(typer.Typer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
-        atexit.register(_end_quickly)
+        atexit.register(end_quickly)
         return _with_plain_help(typer.main.get_command(self))(*args, **kwargs)
-
-
-def _end_quickly() -> None:
-    """End without looking through all that Prefect and MLflow have loaded, which takes more than a second."""
-    gc.freeze()
-    if "triton" in sys.modules:
-        # What is frozen is never freed. Triton's library would print forty lines about that after the last of ours.
-        sys.stderr.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _with_plain_help(command: Any) -> Any:

@@ -4,7 +4,6 @@ It ends when its parent ends, however the parent ends.
 """
 
 import atexit
-import gc
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from flows.run.events import Listener
 from flows.run.line import Line, urgency_of
 from flows.run.placement import Placement, Turn
-from flows.run.signals import carry, die_with_parent, wake_main_thread
+from flows.run.signals import carry, die_with_parent, end_quickly, wake_main_thread
 from hacrl_core.artifacts import Store, open_store
 from hacrl_core.errors import EngineError, HacrlError, ProcessDiedError
 from hacrl_core.instructions import settle_instructions
@@ -271,8 +270,7 @@ def _serve(
 ) -> None:
     """Run in the worker process: take a call, run it, answer; until the pipe ends."""
     die_with_parent(parent)
-    # Ending, Python need not look through all that torch has loaded.
-    atexit.register(gc.freeze)
+    atexit.register(end_quickly)
     if printed is not None:
         _redirect_output(printed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides

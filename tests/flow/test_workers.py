@@ -1,11 +1,13 @@
 """Worker processes: they answer, they are started again after a death, and they go when the campaign goes."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,27 @@ def test_progress_is_told_so_often_that_a_person_sees_it_and_never_by_short_stag
             clock[0] += stage_seconds / 100
             progress(step, 100, "steps")
     assert told == [13, 26, 39, 52, 65, 78, 91, 100]
+
+
+@dataclass(frozen=True)
+class ImportsTriton:
+    title: str = "import Triton"
+    agent: str = "ada"
+
+    def perform(self, store, context):
+        import triton._C.libtriton
+
+        return triton._C.libtriton.__name__
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_worker_that_has_triton_loaded_ends_without_a_word(tmp_path):
+    """Its library counts what is left at the end, and objects that nobody looks through any more are left."""
+    lines = []
+    worker = Worker("ada", tmp_path, Placement("cpu"), output=lambda name, line: lines.append(line))
+    try:
+        assert worker.run(ImportsTriton(), Listener()) == "triton._C.libtriton"
+    finally:
+        worker.stop()
+    time.sleep(0.5)  # a thread forwards what it prints
+    assert lines == []
