@@ -186,10 +186,10 @@ def write_flavour(
             place.unlink(missing_ok=True)
             place.symlink_to(file.absolute())
         elif output.path != _GENERATION:
-            shared.put(place, (output.sha256,), file.read_bytes)
+            shared.put(place, ("copy of", output.sha256), file.read_bytes)
     if chat_template is not None:
-        shared.put(tokenizer / "chat_template.jinja", ("", chat_template), chat_template.encode)
-    settled = tuple(output.sha256 for output in taken if output.path in _OF_ITS_END)
+        shared.put(tokenizer / "chat_template.jinja", ("template", chat_template), chat_template.encode)
+    settled = ("made of", *(f"{output.path} {output.sha256}" for output in taken if output.path in _OF_ITS_END))
     shared.put(weights / _GENERATION, settled, lambda: _generation(source))
     settings = shared.once(settled, lambda: _json(source / "config.json"))
     description = _yaml(_description(folder, settings, manifest, model, run))

@@ -1,5 +1,6 @@
 """MLflow after a campaign: models, datasets, tables, figures, costs; and the same again after every replay."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -8,6 +9,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 from flows.home import Home
 from flows.record.history import History
@@ -17,6 +19,7 @@ from flows.tracking.projection import Projection
 from flows.tracking.store_scheme import SCHEME
 from hacrl_core.artifacts import Store
 from hacrl_core.artifacts.store import COLLECTED
+from hacrl_core.contracts.manifest import Output
 
 from .conftest import project, seen_config
 
@@ -256,3 +259,20 @@ def test_a_server_gets_a_source_that_it_accepts(tmp_path):
 
 def test_campaign_config_is_the_one_recorded(tracked):
     assert tracked[1] == seen_config()
+
+
+def test_files_that_are_made_of_others_are_never_taken_for_them(tmp_path):
+    """A checkpoint with nothing but a config: what its generation config is made of is that one file."""
+    shared, manifests = SharedFiles(), []
+    for name, content in (("config.json", '{"eos_token_id": 7}'), ("tokenizer_config.json", '{"eos_token_id": 7}')):
+        source = tmp_path / name
+        source.mkdir()
+        (source / name).write_text(content)
+        sha256 = hashlib.sha256(content.encode()).hexdigest()
+        manifests.append((source, SimpleNamespace(outputs=[Output(path=name, kind="file", bytes=9, sha256=sha256)])))
+    found = []
+    for source, manifest in manifests:
+        manifest.provenance = SimpleNamespace(packages={})
+        write_flavour(source / "model", source, manifest, "m", "r", None, shared)
+        found.append(json.loads((source / "model/model/generation_config.json").read_text()))
+    assert found == [{"eos_token_id": [7]}, {"eos_token_id": []}]
