@@ -164,12 +164,12 @@ def execute(campaign: OpenCampaign) -> Counts:
         if not server.died:
             then = "is complete" if done else "goes on without it"
             campaign.display.warn(f"Prefect's server is gone; the campaign {then}, and nothing is lost")
-        return done[0] if done else run_rest(campaign, begun)
+        return done[0] if done else run_rest(campaign, begun, open_early)
 
 
-def run_rest(campaign: OpenCampaign, begun: float) -> Counts:
+def run_rest(campaign: OpenCampaign, begun: float, open_executor: OpenExecutor = open_executor) -> Counts:
     """Go on in threads after Prefect's server went away; the counts are those of both passes since ``begun``."""
-    rest = run_stages(campaign, ThreadRunner)
+    rest = run_stages(campaign, ThreadRunner, open_executor)
     ran = sum(not entry.cached and entry.at >= begun for entry in read_entries(campaign.record.folder))
     return Counts(ran, rest.ran + rest.cached - ran, rest.seconds)
 

@@ -1,11 +1,13 @@
 """Opens the executor that a campaign's config asks for."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from flows.run.events import Listener
 from flows.run.executors import Executor, ProcessExecutor
 from flows.run.ray_executor import RayExecutor
+from flows.run.worker import Stopped
 from hacrl_core.artifacts import Store
 from hacrl_core.config.agents import AgentConfig
 from hacrl_core.config.campaign import CampaignConfig
@@ -32,8 +34,18 @@ def start_early(
         return
     early = ProcessExecutor(config, store, listener)
     unused = [early]
+    whole = [name for name, agent in agents.items() if agent.joins == 0 and agent.leaves is None]
+    # Signals are heard in the main thread: here none of them can end a start halfway.
+    starting = threading.Thread(target=_start, args=(early, whole), name="early start", daemon=True)
     try:
-        early.start([name for name, agent in agents.items() if agent.joins == 0 and agent.leaves is None])
+        starting.start()
+        starting.join()
         yield lambda *given: unused.pop() if unused else open_executor(*given)
     finally:
         early.close(now=True)
+
+
+def _start(executor: ProcessExecutor, agents: Collection[str]) -> None:
+    # One that cannot be started now is started, or refused in one line, by its first call.
+    with suppress(Stopped, OSError):
+        executor.start(agents)

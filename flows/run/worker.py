@@ -180,17 +180,20 @@ class Worker:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
             printed = _forward_output(context, self.name, self._output) if self._output is not None else None
-            self._process = context.Process(
+            process = context.Process(
                 target=_serve,
                 args=(theirs, os.getpid(), self._store_root, self._place, printed),
                 name=f"hacrl {self.name}",
                 daemon=False,
             )
-            with _sigint_blocked():
-                self._process.start()
-            theirs.close()
-            if printed is not None:
-                printed.close()
+            try:
+                with _sigint_blocked():
+                    process.start()
+                self._process = process
+            finally:
+                theirs.close()
+                if printed is not None:
+                    printed.close()
             return self._pipe
 
     def _reap(self) -> int | None:
@@ -294,8 +297,8 @@ def _serve(
         device=prepare_torch(place) if place.needs_torch else "cpu",
         attention=place.attention,
     )
-    if place.needs_torch and context.device == "cpu" and not pipe.poll():  # nobody waits yet
-        prepare_kernels()
+    if place.needs_torch and context.device == "cpu":
+        prepare_kernels(pipe.poll)
     RECORDER.on = place.profile
     met: Counter[str] = Counter()
     try:

@@ -200,7 +200,7 @@ def serve_worker(options: argparse.Namespace) -> None:
     worker = ProcessWorker(POOL, name=options.name, limit=options.limit, heartbeat_interval_seconds=10)
     try:
         asyncio.run(run_until_signal(worker.start()))
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):  # the latter before anything was started
         print("the worker stopped")
 
 
@@ -278,11 +278,17 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
         if task is not None:
             task.cancel()
 
-    signal.signal(signal.SIGTERM, stop)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, stop)
-    with wake_main_thread():
-        await work
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if number == signal.SIGTERM or handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        with wake_main_thread():
+            await work
+    finally:
+        if not stopping:  # it ended by itself: the loop is closed next
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A logged model's folder has MLflow's layout: the file ``MLmodel``, the checkpoint below ``model/`` and the tokenizer
 below ``components/tokenizer/``. Files that are larger than a megabyte are links into the store, so the weights are not
-copied. MLflow chooses a logged model's id; ours are found again by the artifact's key, which is a tag.
+copied. Small files that versions of an agent have in common are hard links: who edits one in place edits all. MLflow
+chooses a logged model's id; ours are found again by the artifact's key, which is a tag.
 """
 
 import json
@@ -175,11 +176,13 @@ def write_flavour(
     shared: "SharedFiles | None" = None,
 ) -> None:
     """Write a version as a model of MLflow's transformers flavour; ``MLmodel`` comes last."""
-    shared = shared or SharedFiles()
     weights, tokenizer = folder / "model", folder / "components" / "tokenizer"
     for place in (weights, tokenizer):
         place.mkdir(parents=True, exist_ok=True)
     taken = [output for output in manifest.outputs if not output.path.startswith(LEFT_OUT) and "/" not in output.path]
+    # What is made of a version whose files are just being collected is right for no other.
+    whole = all((source / output.path).exists() for output in taken)
+    shared = shared if shared is not None and whole else SharedFiles()
     for output in taken:
         file, place = source / output.path, (tokenizer if output.path.startswith(_TOKENIZER) else weights) / output.path
         if output.bytes > _COPIED_BYTES or file.suffix == ".safetensors" or not file.exists():

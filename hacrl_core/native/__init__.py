@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ FLAGS = (
 _SECONDS = 60
 _SECONDS_TO_ANSWER = 10
 _SECONDS_TO_WAIT = 30
+_PLACE = "tmp"  # how the names of folders begin in which something is compiled
 
 
 @functools.cache
@@ -54,10 +55,11 @@ def kernels(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def prepare_kernels() -> None:
-    """Compile and load all of them now, as far as that can be done here."""
+def prepare_kernels(is_wanted: Callable[[], bool]) -> None:
+    """Compile and load them, as far as that can be done here, until this process ``is_wanted`` for something else."""
     for name in NAMES:
-        kernels(name)
+        if not is_wanted():
+            kernels(name)
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -83,9 +85,12 @@ def _built(source: Path, compiler: tuple[str, ...]) -> Path:
     with _alone(folder):
         if known := _kept(folder, stem):  # made by another process meanwhile
             return known
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        for left in folder.glob(f"{_PLACE}*"):
+            if time.time() - left.stat().st_mtime > 2 * _SECONDS:  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_PLACE) as place:
             made = Path(place) / "made.so"
-            _run([*compiler, *FLAGS, str(source), "-o", str(made), "-lm"], _SECONDS)
+            _run([*compiler, *FLAGS, str(source), "-o", str(made), "-lm"], _SECONDS, TMPDIR=place)
             return made.replace(folder / _name(stem, made))
 
 
@@ -97,20 +102,22 @@ def _kept(folder: Path, stem: str) -> Path | None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Let one process at a time compile; one that waited for too long, or cannot lock the folder, goes on as well."""
-    handle = os.open(folder, os.O_RDONLY)
-    deadline = time.monotonic() + _SECONDS_TO_WAIT
-    try:
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:  # a network's file system may have no locks
-                break
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a folder that cannot be read, a network's file system without locks
+            handle = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, handle)
+            _lock(handle)
         yield
-    finally:
-        os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_WAIT
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.05)
 
 
 def _name(stem: str, library: Path) -> str:
@@ -122,7 +129,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:20]
 
 
-def _run(command: list[str], seconds: float) -> str:
+def _run(command: list[str], seconds: float, **environment: str) -> str:
     """Return what a command prints, which need not be text."""
     return subprocess.run(
         command,
@@ -132,6 +139,7 @@ def _run(command: list[str], seconds: float) -> str:
         errors="replace",
         timeout=seconds,
         check=True,
+        env={**os.environ, **environment},
     ).stdout
 
 

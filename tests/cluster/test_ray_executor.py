@@ -50,7 +50,7 @@ class Watched(RayExecutor):
 def run(config, home: Home, at=lambda label, pid: None) -> Watched:
     with open_campaign(config, home, Console(quiet=True)) as campaign:
         executor = Watched(config, campaign.store, at=at)
-        run_stages(campaign, ThreadRunner, executor)
+        run_stages(campaign, ThreadRunner, lambda *_: executor)
     return executor
 
 

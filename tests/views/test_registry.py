@@ -90,6 +90,11 @@ def test_versions_of_an_agent_share_small_files_and_each_is_whole_without_the_ot
     write_flavour(folders[0], store.folder(last.stage, last.key), last, "again", "run", "{{ x }}", shared)
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() == before[name]
+    gone = tmp_path / "gone"
+    write_flavour(tmp_path / "4", gone, last, "gone", "run", "{{ x }}", shared)  # its files are being collected
+    write_flavour(tmp_path / "5", store.folder(last.stage, last.key), last, "5", "run", "{{ x }}", shared)
+    ended = json.loads((tmp_path / "5/model/generation_config.json").read_text())
+    assert ended == json.loads((folders[1] / "model/generation_config.json").read_text())
     source = store.folder(last.stage, last.key)
     assert before[names[0]] == (source / "tokenizer.json").read_bytes()
     assert before[names[1]] == b"{{ x }}"

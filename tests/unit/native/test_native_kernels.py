@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -265,3 +266,20 @@ def test_a_library_that_another_thread_is_still_describing_is_described(cache: P
     found = body_library()
     assert found is half
     assert found.attend_forward.argtypes == (ctypes.c_void_p,) * 5
+
+
+@needs_compiler
+def test_folders_of_processes_that_were_killed_are_removed_and_those_at_work_stay(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name, age in (("tmpold", 3600), ("tmpnew", 0)):
+        (cache / name).mkdir()
+        os.utime(cache / name, (time.time() - age,) * 2)
+    assert kernels("products") is not None
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["tmpnew"]
+
+
+@needs_compiler
+def test_a_process_that_is_wanted_prepares_nothing_more(cache: Path) -> None:
+    asked = iter([False, True, True])
+    native.prepare_kernels(lambda: next(asked))
+    assert [path.name.split("-")[0] for path in cache.iterdir()] == [native.NAMES[0]]
