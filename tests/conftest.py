@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import atexit
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from flows.run.signals import end_quickly
 from hacrl_core.instructions import settle_instructions
 from tests.once import common_folder, once
 from tests.patience import patience
@@ -16,6 +18,9 @@ settle_instructions()
 
 # Commands with a home folder of their own find the kernels that are compiled already: they take nine seconds of a core.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+
+# As every process of ours ends: otherwise Triton's library prints what is left, after the last line of the tests.
+atexit.register(end_quickly)
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile(
