@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -93,7 +94,7 @@ def test_ranks_end_with_the_process_that_started_them(checkpoint, tmp_path):
 
 
 class KillsARank:
-    """Runs calls in worker processes, and kills a rank in the middle of the first update."""
+    """Runs calls in worker processes, and kills a rank during the first update."""
 
     def __init__(self, inner: ProcessExecutor) -> None:
         self.inner = inner
@@ -101,19 +102,21 @@ class KillsARank:
         self.warnings: list[str] = []
 
     def run(self, call: StageCall, listener: Listener) -> Outcome:
-        heard = Listener()
-        heard.progress = self._progress  # type: ignore[method-assign]
-        return self.inner.run(call, heard)
+        if call.stage == "update" and not self.killed:
+            threading.Thread(target=self._kill, daemon=True).start()
+        return self.inner.run(call, Listener())
 
-    def _progress(self, call: StageCall, done: int, total: int, note: str) -> None:
-        if call.stage != "update" or done == 0 or self.killed:
-            return
-        for worker in psutil.Process().children():
-            for process in worker.children():
-                if "spawn_main" in " ".join(process.cmdline()):
-                    self.killed.append(process.pid)
-                    process.kill()
-                    return
+    def _kill(self) -> None:
+        """Wait for the rank, which may be there from scoring, and for the update to be under way."""
+        deadline = time.monotonic() + patience(60)
+        while not self.killed and time.monotonic() < deadline:
+            time.sleep(0.05)
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "spawn_main" in " ".join(process.cmdline()) and process.ppid() != os.getpid():
+                        self.killed.append(process.pid)
+                        process.kill()
+                        return
 
     def close(self, *, now: bool) -> None:
         self.inner.close(now=now)
